@@ -1,0 +1,1 @@
+"""The catalog: one DuckDB file with everything Coral knows and decided."""

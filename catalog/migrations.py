@@ -1,0 +1,215 @@
+"""Schema migrations: each a function, applied once, in order, in a transaction of its own.
+
+Never edit one that was released; add another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import duckdb
+
+from catalog.errors import DatabaseNewerError
+
+Migration = Callable[[duckdb.DuckDBPyConnection], None]
+
+
+def m001_seed_tables(connection: duckdb.DuckDBPyConnection) -> None:
+    """What the planner reads: hardware, models, performance, market, demand."""
+    connection.execute(
+        """
+        CREATE TABLE gpu (
+            gpu TEXT PRIMARY KEY, profile_name TEXT NOT NULL, memory_gib DOUBLE NOT NULL,
+            memory_bandwidth_gbyte_per_s DOUBLE NOT NULL, half_tflops DOUBLE NOT NULL,
+            power_w DOUBLE NOT NULL, compute_capability DOUBLE NOT NULL, source TEXT NOT NULL);
+        CREATE TABLE model (
+            model TEXT PRIMARY KEY, layers INTEGER NOT NULL, hidden INTEGER NOT NULL,
+            heads INTEGER NOT NULL, kv_heads INTEGER NOT NULL, head_dim INTEGER NOT NULL,
+            intermediate INTEGER NOT NULL, experts INTEGER NOT NULL,
+            experts_per_token INTEGER NOT NULL, moe_intermediate INTEGER NOT NULL,
+            vocab INTEGER NOT NULL, weight_bytes DOUBLE NOT NULL,
+            expert_weight_bytes DOUBLE NOT NULL, bytes_per_layer BIGINT NOT NULL,
+            embed_bytes BIGINT NOT NULL, lm_head_bytes BIGINT NOT NULL,
+            kv_bytes_per_token_per_layer BIGINT NOT NULL, hop_bytes_per_token BIGINT NOT NULL,
+            note TEXT);
+        CREATE TABLE node_class (
+            node_class TEXT PRIMARY KEY, gpu TEXT NOT NULL, gpu_count INTEGER NOT NULL,
+            link TEXT NOT NULL, network_peak_gbit_per_s DOUBLE NOT NULL,
+            network_baseline_gbit_per_s DOUBLE NOT NULL);
+        CREATE TABLE instance_type (
+            cloud TEXT NOT NULL, instance_type TEXT NOT NULL, node_class TEXT NOT NULL,
+            gpu TEXT NOT NULL, gpu_count INTEGER NOT NULL, link TEXT NOT NULL,
+            network_peak_gbit_per_s DOUBLE NOT NULL, network_baseline_gbit_per_s DOUBLE NOT NULL,
+            source TEXT NOT NULL, PRIMARY KEY (cloud, instance_type));
+        CREATE TABLE layer_profile (
+            model TEXT NOT NULL, dtype TEXT NOT NULL, gpu_profile TEXT NOT NULL,
+            tensor_parallel_size INTEGER NOT NULL, expert_parallel_size INTEGER NOT NULL,
+            phase TEXT NOT NULL, batch INTEGER NOT NULL, tokens INTEGER NOT NULL,
+            context INTEGER NOT NULL, linear_ms DOUBLE NOT NULL, attention_ms DOUBLE NOT NULL,
+            communication_ms DOUBLE NOT NULL, head_ms DOUBLE NOT NULL, source TEXT NOT NULL);
+        CREATE TABLE calibration (
+            gpu_profile TEXT NOT NULL, scope TEXT NOT NULL, dtype TEXT NOT NULL,
+            compute_efficiency DOUBLE NOT NULL, bandwidth_efficiency DOUBLE NOT NULL,
+            fixed_overhead_us DOUBLE NOT NULL, measured BOOLEAN NOT NULL, source TEXT NOT NULL);
+        CREATE TABLE all_reduce (
+            gpu_profile TEXT NOT NULL, tensor_parallel_size INTEGER NOT NULL,
+            message_bytes BIGINT NOT NULL, all_reduce_ms DOUBLE NOT NULL, source TEXT NOT NULL);
+        CREATE TABLE all_reduce_fit (
+            gpu_profile TEXT NOT NULL, interconnect TEXT NOT NULL,
+            tensor_parallel_size INTEGER NOT NULL, latency_us DOUBLE NOT NULL,
+            bus_bandwidth_gbyte_per_s DOUBLE NOT NULL, source TEXT NOT NULL);
+        CREATE TABLE engine_point (
+            model TEXT NOT NULL, gpu_profile TEXT NOT NULL, tensor_parallel_size INTEGER NOT NULL,
+            input_tokens INTEGER NOT NULL, output_tokens INTEGER NOT NULL,
+            concurrency INTEGER NOT NULL, measured_ttft_ms DOUBLE NOT NULL,
+            measured_tpot_ms DOUBLE NOT NULL, predicted_tpot_ms DOUBLE NOT NULL,
+            split TEXT NOT NULL);
+        CREATE TABLE offer (
+            observed_at TIMESTAMPTZ NOT NULL, source TEXT NOT NULL, cloud TEXT NOT NULL,
+            domain TEXT NOT NULL, zone TEXT, instance_type TEXT NOT NULL, gpu TEXT NOT NULL,
+            gpu_count DOUBLE NOT NULL, market TEXT NOT NULL,
+            price_usd_per_hour DOUBLE NOT NULL, rejected_because TEXT);
+        CREATE TABLE availability (
+            observed_at TIMESTAMPTZ NOT NULL, source TEXT NOT NULL, level TEXT NOT NULL,
+            domain TEXT NOT NULL, instance_type TEXT NOT NULL, nodes INTEGER NOT NULL);
+        CREATE TABLE length_distribution (
+            name TEXT PRIMARY KEY, mean_input DOUBLE NOT NULL, mean_output DOUBLE NOT NULL,
+            p95_input DOUBLE NOT NULL, p95_output DOUBLE NOT NULL, source TEXT NOT NULL);
+        CREATE TABLE demand (
+            trace TEXT NOT NULL, minute TIMESTAMP NOT NULL, requests INTEGER NOT NULL,
+            input_tokens BIGINT NOT NULL, output_tokens BIGINT NOT NULL, source TEXT NOT NULL);
+        """
+    )
+
+
+def m002_decisions(connection: duckdb.DuckDBPyConnection) -> None:
+    """What Coral decided: the library and the allocations; appended, never overwritten."""
+    connection.execute(
+        """
+        CREATE TABLE library_build (
+            build_id TEXT NOT NULL, finished_at TIMESTAMPTZ NOT NULL, scenario TEXT NOT NULL,
+            workload TEXT NOT NULL, phase TEXT NOT NULL, combinations INTEGER NOT NULL,
+            reused INTEGER NOT NULL, solved INTEGER NOT NULL, kept INTEGER NOT NULL,
+            outcomes JSON NOT NULL, seconds DOUBLE NOT NULL, solver TEXT NOT NULL,
+            PRIMARY KEY (build_id, workload, phase));
+        CREATE TABLE solution (
+            solution_id TEXT PRIMARY KEY, built_at TIMESTAMPTZ NOT NULL, workload TEXT NOT NULL,
+            phase TEXT NOT NULL, combination JSON NOT NULL, outcome TEXT NOT NULL,
+            best_rps DOUBLE NOT NULL, proven BOOLEAN NOT NULL, ilps INTEGER NOT NULL,
+            seconds DOUBLE NOT NULL);
+        CREATE TABLE template (
+            template_id TEXT PRIMARY KEY, built_at TIMESTAMPTZ NOT NULL, workload TEXT NOT NULL,
+            phase TEXT NOT NULL, combination JSON NOT NULL, nodes INTEGER NOT NULL,
+            throughput_rps DOUBLE NOT NULL, raw_rps DOUBLE NOT NULL, cycle_ms DOUBLE NOT NULL,
+            latency_ms DOUBLE NOT NULL, micro_batches INTEGER NOT NULL,
+            micro_batch_size INTEGER NOT NULL, placement TEXT NOT NULL, provenance TEXT NOT NULL);
+        CREATE TABLE template_stage (
+            template_id TEXT NOT NULL, stage INTEGER NOT NULL, position INTEGER NOT NULL,
+            first_layer INTEGER NOT NULL, layers INTEGER NOT NULL, node_class TEXT NOT NULL,
+            tensor_parallel_size INTEGER NOT NULL, data_parallel_size INTEGER NOT NULL,
+            batch INTEGER NOT NULL, PRIMARY KEY (template_id, stage, position));
+        CREATE TABLE workload (
+            observed_at TIMESTAMPTZ NOT NULL, scenario TEXT NOT NULL, workload TEXT NOT NULL,
+            model TEXT NOT NULL, dtype TEXT NOT NULL, ttft_ms DOUBLE NOT NULL,
+            tpot_ms DOUBLE NOT NULL, mean_input DOUBLE NOT NULL, mean_output DOUBLE NOT NULL,
+            p95_input DOUBLE NOT NULL, p95_output DOUBLE NOT NULL, demand_rps DOUBLE NOT NULL);
+        CREATE TABLE allocation (
+            allocation_id TEXT PRIMARY KEY, created_at TIMESTAMPTZ NOT NULL,
+            scenario TEXT NOT NULL, planner TEXT NOT NULL, templates INTEGER NOT NULL,
+            cost_usd_per_hour DOUBLE NOT NULL, objective_usd DOUBLE NOT NULL,
+            bound_usd DOUBLE NOT NULL, gap DOUBLE NOT NULL, proven BOOLEAN NOT NULL,
+            solve_s DOUBLE NOT NULL, served_share DOUBLE NOT NULL, stock_note TEXT NOT NULL);
+        CREATE TABLE allocation_nodes (
+            allocation_id TEXT NOT NULL, domain TEXT NOT NULL, zone TEXT,
+            instance_type TEXT NOT NULL, node_class TEXT NOT NULL, market TEXT NOT NULL,
+            nodes INTEGER NOT NULL, price_usd_per_hour DOUBLE NOT NULL, stock INTEGER NOT NULL,
+            worth_usd_per_hour DOUBLE);
+        CREATE TABLE allocation_item (
+            allocation_id TEXT NOT NULL, domain TEXT NOT NULL, template_id TEXT NOT NULL,
+            replicas INTEGER NOT NULL, load_rps DOUBLE NOT NULL);
+        CREATE TABLE allocation_service (
+            allocation_id TEXT NOT NULL, workload TEXT NOT NULL, demand_rps DOUBLE NOT NULL,
+            served_rps DOUBLE NOT NULL);
+        """
+    )
+
+
+def m003_views(connection: duckdb.DuckDBPyConnection) -> None:
+    """What analysts ask for first."""
+    connection.execute(
+        """
+        CREATE VIEW latest_price AS
+            SELECT o.domain, o.instance_type, i.node_class, o.market,
+                   min(o.price_usd_per_hour) AS price_usd_per_hour,
+                   max(o.observed_at) AS observed_at
+            FROM offer o JOIN instance_type i
+              ON i.cloud = o.cloud AND i.instance_type = o.instance_type
+            WHERE o.rejected_because IS NULL
+              AND o.observed_at = (SELECT max(observed_at) FROM offer)
+            GROUP BY ALL;
+        CREATE VIEW best_templates AS
+            WITH node_price AS (
+                SELECT node_class, min(price_usd_per_hour) AS price_usd_per_hour
+                FROM latest_price WHERE market = 'on_demand' GROUP BY node_class),
+            cost AS (
+                SELECT s.template_id, sum(p.price_usd_per_hour) AS usd_per_hour
+                FROM template_stage s JOIN node_price p USING (node_class)
+                GROUP BY s.template_id),
+            tokens AS (
+                SELECT workload, phase, t.template_id, nodes, throughput_rps, placement,
+                       provenance, throughput_rps * 3600 *
+                       (SELECT CASE WHEN t.phase = 'prefill' THEN any_value(w.mean_input)
+                                    ELSE any_value(w.mean_output) END
+                        FROM workload w WHERE w.workload = t.workload) AS tokens_per_hour
+                FROM template t)
+            SELECT workload, phase, tokens_per_hour / usd_per_hour AS tokens_per_usd,
+                   throughput_rps, usd_per_hour, nodes, placement, provenance, template_id
+            FROM tokens JOIN cost USING (template_id)
+            ORDER BY workload, phase, tokens_per_usd DESC;
+        CREATE VIEW allocation_history AS
+            SELECT created_at, scenario, planner, cost_usd_per_hour, served_share, gap, proven,
+                   solve_s, templates, allocation_id
+            FROM allocation ORDER BY created_at DESC;
+        CREATE VIEW rejected_offers AS
+            SELECT observed_at, source, rejected_because, count(*) AS offers
+            FROM offer WHERE rejected_because IS NOT NULL GROUP BY ALL;
+        """
+    )
+
+
+MIGRATIONS: tuple[Migration, ...] = (m001_seed_tables, m002_decisions, m003_views)
+
+
+def migrate(connection: duckdb.DuckDBPyConnection) -> int:
+    """Apply what is missing; returns how many were applied.
+
+    Raises DatabaseNewerError: the file was written by a Coral with more migrations.
+    """
+    connection.execute(
+        "CREATE TABLE IF NOT EXISTS schema_version "
+        "(version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at TIMESTAMPTZ NOT NULL)"
+    )
+    current = schema_version(connection)
+    if current > len(MIGRATIONS):
+        raise DatabaseNewerError(
+            f"the database has schema version {current} and this Coral knows up to "
+            f"{len(MIGRATIONS)}; upgrade Coral, or choose another home with --home"
+        )
+    for version, migration in enumerate(MIGRATIONS[current:], start=current + 1):
+        connection.begin()
+        try:
+            migration(connection)
+            connection.execute(
+                "INSERT INTO schema_version VALUES (?, ?, now())", [version, migration.__name__]
+            )
+        except BaseException:
+            connection.rollback()
+            raise
+        connection.commit()
+    return len(MIGRATIONS) - current
+
+
+def schema_version(connection: duckdb.DuckDBPyConnection) -> int:
+    """Version of an open database."""
+    row = connection.execute("SELECT coalesce(max(version), 0) FROM schema_version").fetchone()
+    return int(row[0]) if row else 0

@@ -1,0 +1,211 @@
+"""Reads: rows become domain types at the edge; performance tables come as frames."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import duckdb
+import polars as pl
+
+from planner.types import (
+    GpuSpec,
+    Lengths,
+    Link,
+    ModelSpec,
+    NodeClass,
+    Phase,
+    Placement,
+    Provenance,
+    Stage,
+    StageNode,
+    Template,
+    combination_of,
+)
+
+
+@dataclass(frozen=True)
+class PerformanceFrames:
+    """Everything that the performance model is built from."""
+
+    layer_profile: pl.DataFrame
+    calibration: pl.DataFrame
+    all_reduce: pl.DataFrame
+    all_reduce_fit: pl.DataFrame
+    engine_point: pl.DataFrame
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSolution:
+    """What a combination came to in an earlier build."""
+
+    outcome: str
+    best_rps: float  # its throughput or that of its best split, before utilisation
+    proven: bool
+
+
+def read_gpus(connection: duckdb.DuckDBPyConnection) -> dict[str, GpuSpec]:
+    """GPU types by market name."""
+    rows = connection.execute(
+        "SELECT gpu, profile_name, memory_gib, memory_bandwidth_gbyte_per_s, half_tflops, "
+        "power_w, compute_capability FROM gpu"
+    ).fetchall()
+    return {row[0]: GpuSpec(*row) for row in rows}
+
+
+def read_models(connection: duckdb.DuckDBPyConnection) -> dict[str, ModelSpec]:
+    """Models by name."""
+    rows = connection.execute(
+        "SELECT model, layers, hidden, heads, kv_heads, head_dim, intermediate, experts, "
+        "experts_per_token, moe_intermediate, vocab, weight_bytes, expert_weight_bytes, "
+        "bytes_per_layer, embed_bytes, lm_head_bytes, kv_bytes_per_token_per_layer, "
+        "hop_bytes_per_token FROM model"
+    ).fetchall()
+    return {row[0]: ModelSpec(*row) for row in rows}
+
+
+def read_node_classes(connection: duckdb.DuckDBPyConnection) -> dict[str, NodeClass]:
+    """Node classes by name."""
+    gpus = read_gpus(connection)
+    rows = connection.execute(
+        "SELECT node_class, gpu, gpu_count, link, network_peak_gbit_per_s, "
+        "network_baseline_gbit_per_s FROM node_class"
+    ).fetchall()
+    return {
+        name: NodeClass(name, gpus[gpu], count, Link(link), peak, baseline)
+        for name, gpu, count, link, peak, baseline in rows
+    }
+
+
+def read_lengths(connection: duckdb.DuckDBPyConnection) -> dict[str, Lengths]:
+    """Length distributions by name."""
+    rows = connection.execute(
+        "SELECT name, mean_input, mean_output, p95_input, p95_output FROM length_distribution"
+    ).fetchall()
+    return {row[0]: Lengths(*row) for row in rows}
+
+
+def read_trace_rps(connection: duckdb.DuckDBPyConnection) -> dict[str, list[float]]:
+    """Requests/s of every minute of every trace."""
+    rows = connection.execute(
+        "SELECT trace, list(requests / 60.0 ORDER BY minute) FROM demand GROUP BY trace"
+    ).fetchall()
+    return {trace: list(values) for trace, values in rows}
+
+
+def read_prices(connection: duckdb.DuckDBPyConnection) -> list[tuple[str, ...]]:
+    """Accepted prices of known instance types, latest pull.
+
+    Rows of (domain, zone, instance type, node class, market, USD per hour).
+    """
+    return connection.execute(
+        "SELECT o.domain, o.zone, o.instance_type, i.node_class, o.market, o.price_usd_per_hour "
+        "FROM offer o JOIN instance_type i "
+        "ON i.cloud = o.cloud AND i.instance_type = o.instance_type "
+        "WHERE o.rejected_because IS NULL AND o.observed_at = (SELECT max(observed_at) FROM offer) "
+        "ORDER BY ALL"
+    ).fetchall()
+
+
+def read_stock(connection: duckdb.DuckDBPyConnection) -> dict[tuple[str, str, str], int]:
+    """Nodes by (level, domain, instance type); assumed, see the table's source column."""
+    rows = connection.execute(
+        "SELECT level, domain, instance_type, nodes FROM availability "
+        "WHERE observed_at = (SELECT max(observed_at) FROM availability)"
+    ).fetchall()
+    return {(level, domain, name): nodes for level, domain, name, nodes in rows}
+
+
+def read_rejected(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:
+    """Rejected prices of the latest pull by reason; key '' counts the accepted ones."""
+    rows = connection.execute(
+        "SELECT coalesce(rejected_because, ''), count(*) FROM offer "
+        "WHERE observed_at = (SELECT max(observed_at) FROM offer) GROUP BY ALL ORDER BY ALL"
+    ).fetchall()
+    return dict(rows)
+
+
+def read_performance(connection: duckdb.DuckDBPyConnection) -> PerformanceFrames:
+    """All performance tables."""
+    return PerformanceFrames(
+        layer_profile=connection.sql(
+            "SELECT model, dtype, gpu_profile, tensor_parallel_size, expert_parallel_size, phase, "
+            "batch, tokens, context, linear_ms, attention_ms, head_ms, source FROM layer_profile "
+            "ORDER BY ALL"
+        ).pl(),
+        calibration=connection.sql(
+            "SELECT gpu_profile, scope, dtype, compute_efficiency, bandwidth_efficiency, "
+            "fixed_overhead_us, measured, source FROM calibration ORDER BY ALL"
+        ).pl(),
+        all_reduce=connection.sql(
+            "SELECT gpu_profile, tensor_parallel_size, message_bytes, all_reduce_ms "
+            "FROM all_reduce ORDER BY ALL"
+        ).pl(),
+        all_reduce_fit=connection.sql(
+            "SELECT gpu_profile, interconnect, tensor_parallel_size, latency_us, "
+            "bus_bandwidth_gbyte_per_s, source FROM all_reduce_fit ORDER BY ALL"
+        ).pl(),
+        engine_point=connection.sql(
+            "SELECT p.gpu_profile, g.compute_capability, p.measured_tpot_ms, p.predicted_tpot_ms, "
+            "p.split FROM engine_point p JOIN gpu g ON g.profile_name = p.gpu_profile ORDER BY ALL"
+        ).pl(),
+    )
+
+
+def read_solutions(
+    connection: duckdb.DuckDBPyConnection, keys: Sequence[str]
+) -> dict[str, StoredSolution]:
+    """Earlier results by key; absent where never solved."""
+    rows = connection.execute(
+        "SELECT solution_id, outcome, best_rps, proven FROM solution "
+        "WHERE solution_id IN (SELECT unnest(?::TEXT[]))",
+        [list(keys)],
+    ).fetchall()
+    return {row[0]: StoredSolution(*row[1:]) for row in rows}
+
+
+def read_templates(connection: duckdb.DuckDBPyConnection, keys: Sequence[str]) -> list[Template]:
+    """Templates by key, with their stages; keys without a template are passed over."""
+    stages = _read_stages(connection, keys)
+    rows = connection.execute(
+        "SELECT template_id, workload, phase, combination, throughput_rps, raw_rps, cycle_ms, "
+        "latency_ms, micro_batches, micro_batch_size, provenance FROM template "
+        "WHERE template_id IN (SELECT unnest(?::TEXT[])) ORDER BY template_id",
+        [list(keys)],
+    ).fetchall()
+    return [
+        Template(
+            id=key,
+            workload=workload,
+            phase=Phase(phase),
+            combination=combination_of(dict(json.loads(combination))),
+            placement=Placement(stages[key], micro_batches, batch, cycle, latency, raw),
+            throughput_rps=throughput,
+            provenance=Provenance(provenance),
+        )
+        for (
+            key, workload, phase, combination, throughput, raw, cycle, latency,
+            micro_batches, batch, provenance,
+        ) in rows
+    ]  # fmt: skip
+
+
+def _read_stages(
+    connection: duckdb.DuckDBPyConnection, keys: Sequence[str]
+) -> Mapping[str, tuple[Stage, ...]]:
+    rows = connection.execute(
+        "SELECT template_id, stage, first_layer, layers, node_class, tensor_parallel_size, "
+        "data_parallel_size, batch FROM template_stage "
+        "WHERE template_id IN (SELECT unnest(?::TEXT[])) ORDER BY template_id, stage, position",
+        [list(keys)],
+    ).fetchall()
+    grouped: dict[str, dict[tuple[int, int, int], list[StageNode]]] = {}
+    for key, stage, first, layers, *node in rows:
+        grouped.setdefault(key, {}).setdefault((stage, first, layers), []).append(StageNode(*node))
+    return {
+        key: tuple(
+            Stage(first, layers, tuple(nodes)) for (_, first, layers), nodes in stages.items()
+        )
+        for key, stages in grouped.items()
+    }

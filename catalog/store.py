@@ -1,0 +1,153 @@
+"""Open late, commit, close early: access to the one DuckDB file and its read-only snapshot.
+
+DuckDB admits one writing process and a writer locks readers out, so the file is open only for
+one read or one commit, under a file lock that all Coral processes of a home share. Everybody
+else reads the snapshot, which is replaced as a whole and is never locked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+from filelock import FileLock, Timeout
+from tenacity import RetryError, Retrying, retry_if_exception, stop_after_delay, wait_random
+
+from catalog.errors import DatabaseError, DatabaseLockedError, QueryError
+from catalog.migrations import migrate
+
+SNAPSHOT_EVERY_S = 30.0
+LOCK_PATIENCE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """The database of one home folder."""
+
+    home: Path
+    patience_s: float = LOCK_PATIENCE_S
+
+    @property
+    def database(self) -> Path:
+        return self.home / "coral.duckdb"
+
+    @property
+    def snapshot(self) -> Path:
+        return self.home / "coral-snapshot.duckdb"
+
+    @contextlib.contextmanager
+    def write(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """One transaction on the migrated database; rolled back on any exception."""
+        with self._open() as connection:
+            connection.begin()
+            try:
+                yield connection
+            except BaseException:
+                connection.rollback()
+                raise
+            connection.commit()
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """The live database, for one short read; take the rows and leave."""
+        with self._open() as connection:
+            yield connection
+
+    def publish(self, *, force: bool = False) -> bool:
+        """Replace the snapshot, at most every 30 s unless forced; True when it was."""
+        if not force and self.snapshot.exists():
+            age_s = time.time() - self.snapshot.stat().st_mtime
+            if age_s < SNAPSHOT_EVERY_S:
+                return False
+        draft = self.home / f".snapshot-{os.getpid()}.duckdb"
+        with self._open() as connection:
+            draft.unlink(missing_ok=True)
+            live = connection.execute("SELECT current_database()").fetchone()
+            connection.execute(f"ATTACH '{draft}' AS draft")
+            connection.execute(f'COPY FROM DATABASE "{live[0] if live else "coral"}" TO draft')
+            connection.execute("DETACH draft")
+            draft.replace(self.snapshot)
+        return True
+
+    def query(self, sql: str) -> tuple[list[str], list[tuple[object, ...]]]:
+        """Column names and rows of a user's query on the snapshot.
+
+        Raises DatabaseError: no snapshot yet, or it is unreadable. QueryError: bad SQL.
+        """
+        if not self.snapshot.exists():
+            raise DatabaseError(
+                f"no database in {self.home} yet; run `coral quickstart` first or name the "
+                "right folder with --home"
+            )
+        try:
+            with duckdb.connect(str(self.snapshot), read_only=True) as connection:
+                result = connection.execute(sql)
+                if result.description is None:
+                    return [], []
+                return [column[0] for column in result.description], result.fetchall()
+        except (duckdb.IOException, duckdb.SerializationException) as error:
+            raise DatabaseError(_unreadable(self.snapshot, error)) from error
+        except duckdb.Error as error:
+            raise QueryError(f"SQL: {_first_line(error)}") from error
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        try:
+            self.home.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DatabaseError(
+                f"cannot create the home folder {self.home}: {error.strerror}; choose another "
+                "with --home or CORAL_HOME"
+            ) from error
+        try:
+            with FileLock(self.home / "coral.lock", timeout=self.patience_s):
+                connection = self._connect()
+                try:
+                    migrate(connection)
+                    yield connection
+                finally:
+                    connection.close()
+        except Timeout as error:
+            raise DatabaseLockedError(
+                f"another Coral process has kept {self.database} busy for {self.patience_s:g} s; "
+                "wait for it to end, or choose another home with --home"
+            ) from error
+
+    def _connect(self) -> duckdb.DuckDBPyConnection:
+        """Connect, waiting out a foreign process (a DuckDB shell) that has the file open."""
+        try:
+            for attempt in Retrying(
+                retry=retry_if_exception(_is_lock),
+                wait=wait_random(0.1, 0.5),
+                stop=stop_after_delay(self.patience_s),
+            ):
+                with attempt:
+                    return duckdb.connect(str(self.database))
+        except RetryError as error:
+            raise DatabaseLockedError(
+                f"{self.database} is locked by another program; close it there (analysts can "
+                f"read {self.snapshot.name} at any time), or choose another home with --home"
+            ) from error
+        except (duckdb.Error, OSError) as error:
+            raise DatabaseError(_unreadable(self.database, error)) from error
+        raise DatabaseError(f"{self.database} could not be opened")
+
+
+def _is_lock(error: BaseException) -> bool:
+    return isinstance(error, duckdb.IOException) and "lock" in str(error).lower()
+
+
+def _unreadable(path: Path, error: BaseException) -> str:
+    return (
+        f"{path} is not a database that Coral can read ({_first_line(error)}); move it away to "
+        "start anew, or choose another home with --home"
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

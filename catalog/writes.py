@@ -1,0 +1,175 @@
+"""Writes: appended rows with bound parameters, inside the caller's transaction."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import duckdb
+
+from planner.types import Combination, Phase, Template, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class SolutionRow:
+    """The outcome of one combination, and its template where it is worth one."""
+
+    key: str
+    workload: str
+    phase: Phase
+    combination: Combination
+    outcome: str
+    best_rps: float
+    proven: bool
+    ilps: int
+    seconds: float
+    template: Template | None
+
+
+@dataclass(frozen=True, slots=True)
+class BuildRow:
+    """One workload's phase in one library build."""
+
+    build_id: str
+    scenario: str
+    workload: str
+    phase: Phase
+    combinations: int
+    reused: int
+    solved: int
+    kept: int
+    outcomes: Mapping[str, int]
+    seconds: float
+    solver: str
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationRow:
+    """One allocation with its items, as plain values."""
+
+    allocation_id: str
+    scenario: str
+    planner: str
+    templates: int
+    cost_usd_per_hour: float
+    objective_usd: float
+    bound_usd: float
+    gap: float
+    proven: bool
+    solve_s: float
+    served_share: float
+    stock_note: str
+    nodes: Sequence[tuple[object, ...]]  # domain .. worth_usd_per_hour of allocation_nodes
+    items: Sequence[tuple[object, ...]]  # domain .. load_rps of allocation_item
+    services: Sequence[tuple[object, ...]]  # workload .. served_rps of allocation_service
+
+
+def write_solutions(
+    connection: duckdb.DuckDBPyConnection, rows: Sequence[SolutionRow], now: datetime
+) -> None:
+    """Store solved combinations; one that is there already stays as it was."""
+    _insert(
+        connection,
+        "INSERT OR IGNORE INTO solution (solution_id, built_at, workload, phase, combination, "
+        "outcome, best_rps, proven, ilps, seconds) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            (r.key, now, r.workload, r.phase.value, json.dumps(r.combination), r.outcome,
+             r.best_rps, r.proven, r.ilps, r.seconds)
+            for r in rows
+        ],
+    )  # fmt: skip
+    templates = [r.template for r in rows if r.template is not None]
+    _insert(
+        connection,
+        "INSERT OR IGNORE INTO template (template_id, built_at, workload, phase, combination, "
+        "nodes, throughput_rps, raw_rps, cycle_ms, latency_ms, micro_batches, micro_batch_size, "
+        "placement, provenance) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            (t.id, now, t.workload, t.phase.value, json.dumps(t.combination), t.nodes,
+             t.throughput_rps, t.placement.raw_rps, t.placement.cycle_ms, t.placement.latency_ms,
+             t.placement.micro_batches, t.placement.micro_batch_size, t.placement.describe(),
+             t.provenance.value)
+            for t in templates
+        ],
+    )  # fmt: skip
+    _insert(
+        connection,
+        "INSERT OR IGNORE INTO template_stage (template_id, stage, position, first_layer, layers, "
+        "node_class, tensor_parallel_size, data_parallel_size, batch) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            (t.id, index, position, stage.first_layer, stage.layers, node.node_class,
+             node.tensor_parallel_size, node.data_parallel_size, node.batch)
+            for t in templates
+            for index, stage in enumerate(t.placement.stages)
+            for position, node in enumerate(stage.nodes)
+        ],
+    )  # fmt: skip
+
+
+def write_build(connection: duckdb.DuckDBPyConnection, row: BuildRow, now: datetime) -> None:
+    """Record one workload's phase of a library build."""
+    connection.execute(
+        "INSERT INTO library_build (build_id, finished_at, scenario, workload, phase, "
+        "combinations, reused, solved, kept, outcomes, seconds, solver) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [row.build_id, now, row.scenario, row.workload, row.phase.value, row.combinations,
+         row.reused, row.solved, row.kept, json.dumps(dict(row.outcomes)), row.seconds,
+         row.solver],
+    )  # fmt: skip
+
+
+def write_workloads(
+    connection: duckdb.DuckDBPyConnection,
+    scenario: str,
+    workloads: Sequence[Workload],
+    now: datetime,
+) -> None:
+    """Record what was asked for."""
+    _insert(
+        connection,
+        "INSERT INTO workload (observed_at, scenario, workload, model, dtype, ttft_ms, tpot_ms, "
+        "mean_input, mean_output, p95_input, p95_output, demand_rps) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            (now, scenario, w.name, w.model.name, w.dtype, w.slo.ttft_ms, w.slo.tpot_ms,
+             w.lengths.mean_input, w.lengths.mean_output, w.lengths.p95_input,
+             w.lengths.p95_output, w.demand_rps)
+            for w in workloads
+        ],
+    )  # fmt: skip
+
+
+def write_allocation(
+    connection: duckdb.DuckDBPyConnection, row: AllocationRow, now: datetime
+) -> None:
+    """Append one allocation."""
+    connection.execute(
+        "INSERT INTO allocation (allocation_id, created_at, scenario, planner, templates, "
+        "cost_usd_per_hour, objective_usd, bound_usd, gap, proven, solve_s, served_share, "
+        "stock_note) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [row.allocation_id, now, row.scenario, row.planner, row.templates, row.cost_usd_per_hour,
+         row.objective_usd, row.bound_usd, row.gap, row.proven, row.solve_s, row.served_share,
+         row.stock_note],
+    )  # fmt: skip
+    for table, values in (
+        ("allocation_nodes", row.nodes),
+        ("allocation_item", row.items),
+        ("allocation_service", row.services),
+    ):
+        if values:
+            marks = ", ".join("?" * (len(values[0]) + 1))
+            _insert(
+                connection,
+                f"INSERT INTO {table} VALUES ({marks})",
+                [(row.allocation_id, *value) for value in values],
+            )
+
+
+def _insert(
+    connection: duckdb.DuckDBPyConnection, statement: str, rows: Sequence[tuple[object, ...]]
+) -> None:
+    if rows:
+        connection.executemany(statement, rows)

@@ -1,0 +1,1 @@
+"""Online allocation: which templates to run where, at least cost."""

@@ -1,0 +1,84 @@
+"""A plan: what to run where, what it costs, what it serves and what stops it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.types import Offer, Template
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedReplicas:
+    """Replicas of one template in one domain and the load that they take together."""
+
+    template: Template
+    domain: str
+    count: int
+    load_rps: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedNodes:
+    """Nodes of one offer, and how many of them are not running yet."""
+
+    offer: Offer
+    count: int
+    new: int
+
+    @property
+    def cost_usd_per_hour(self) -> float:
+        return self.count * self.offer.price_usd_per_hour
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadService:
+    """Demand and what the plan serves of it, requests/s."""
+
+    workload: str
+    demand_rps: float
+    served_rps: float
+    weight: float
+
+    @property
+    def short_rps(self) -> float:
+        return self.demand_rps - self.served_rps
+
+    @property
+    def share(self) -> float:
+        return self.served_rps / self.demand_rps if self.demand_rps else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class BindingStock:
+    """An offer whose whole stock the plan uses."""
+
+    offer: Offer
+    used: int
+    worth_usd_per_hour: float  # what one more node would save, in the linear relaxation
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The answer of one allocation."""
+
+    replicas: tuple[PlannedReplicas, ...]
+    nodes: tuple[PlannedNodes, ...]
+    services: tuple[WorkloadService, ...]
+    binding: tuple[BindingStock, ...]
+    cost_usd_per_hour: float  # A0's first term for one hour
+    objective_usd: float  # A0 over the horizon, initialisation included
+    bound_usd: float  # proven lower bound of the objective
+    gap: float  # relative, the larger of the two steps
+    proven: bool  # both steps ended within the gap asked for
+    solve_s: float
+
+    @property
+    def weighted_shortfall(self) -> float:
+        """Sum of weight x unserved requests/s: what scarcity minimises first."""
+        return sum(service.weight * service.short_rps for service in self.services)
+
+    @property
+    def served_share(self) -> float:
+        """Share of all requests/s that the plan serves."""
+        demand = sum(service.demand_rps for service in self.services)
+        return sum(service.served_rps for service in self.services) / demand if demand else 1.0

@@ -1,0 +1,1 @@
+"""What Coral is compared with; every baseline obeys the same caps and data."""

@@ -1,0 +1,1 @@
+"""Performance model: milliseconds of one layer, of the head, of all-reduce and of a hop."""

@@ -1,0 +1,228 @@
+"""Step times and memory of each node class for one phase of a workload, as arrays.
+
+These numbers are all that a placement depends on, so their hash is its cache key: a changed
+profile, price-free, invalidates exactly the combinations that used it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+
+import numpy as np
+
+from planner.perf.grids import Floats
+from planner.perf.model import PerformanceModel
+from planner.placement.settings import PlacementSettings
+from planner.types import Combination, NodeClass, Phase, Provenance, Workload
+
+GIB = 2.0**30
+
+
+@dataclass(frozen=True)
+class NodeOption:
+    """One way to use a node: `dp` groups of `tp` GPUs each; arrays are indexed by batch - 1."""
+
+    tp: int
+    dp: int
+    layer_ms: Floats  # one layer, for throughput
+    head_ms: Floats
+    latency_layer_ms: Floats  # the same with one request of p95 length in the batch
+    overhead_ms: float
+    free_bytes: float  # of one GPU, before weights
+    layer_bytes: float  # weights of one layer on one GPU
+    embed_bytes: float
+    lm_head_bytes: float
+    kv_bytes: float  # of one token and layer on one GPU
+    provenance: Provenance
+
+    def max_sequences(self, layers: int, *, first: bool, last: bool, terms: RequestTerms) -> int:
+        """Requests in flight that one group holds beside the weights of `layers` layers (P4)."""
+        weights = layers * self.layer_bytes
+        weights += self.embed_bytes * first + self.lm_head_bytes * last
+        tokens = (self.free_bytes - weights) / (layers * self.kv_bytes)
+        return int((tokens - terms.kv_tokens_extra) // terms.kv_tokens) if tokens > 0 else 0
+
+
+@dataclass(frozen=True)
+class NodeProfile:
+    """All ways to use one node class."""
+
+    name: str
+    memory_gib: float
+    network_peak_gbit_per_s: float
+    network_baseline_gbit_per_s: float
+    options: tuple[NodeOption, ...]
+
+
+@dataclass(frozen=True)
+class RequestTerms:
+    """Numbers of the workload that a placement needs."""
+
+    phase: Phase
+    layers: int
+    budget_ms: float  # right-hand side of P5
+    handover_ms: float  # longest time to move one stage's KV of a p95 prompt
+    tokens_per_cycle: float  # steps per request: mean output (decode) or 1 (prefill)
+    kv_tokens: float  # KV that one more request holds
+    kv_tokens_extra: float  # more, once, for the one request of p95 length
+    prompt_kv_bytes_per_layer: float  # of a mean prompt, all GPUs together
+    p95_prompt_kv_bytes_per_layer: float
+    hop_tokens: float  # per request of a micro-batch
+    hop_tokens_extra: float
+    hop_bytes_per_token: float
+    hop_latency_ms: float
+    model_bytes: float
+    utilization: float
+
+
+@dataclass(frozen=True)
+class PhaseProblem:
+    """One phase of one workload: what every combination's placement is solved from."""
+
+    workload: str
+    terms: RequestTerms
+    batch_sizes: tuple[int, ...]
+    nodes: Mapping[str, NodeProfile]
+
+    @property
+    def phase(self) -> Phase:
+        return self.terms.phase
+
+    def key(self, combination: Combination) -> str:
+        """Content hash of everything that the combination's result depends on."""
+        parts = [self._terms_digest, *(f"{self._digests[n]}x{c}" for n, c in combination)]
+        return hashlib.sha256("|".join(parts).encode()).hexdigest()[:32]
+
+    @cached_property
+    def _terms_digest(self) -> str:
+        text = json.dumps([self.workload, asdict(self.terms), self.batch_sizes], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @cached_property
+    def _digests(self) -> dict[str, str]:
+        return {name: _digest(profile) for name, profile in self.nodes.items()}
+
+
+def build_phase_problem(
+    workload: Workload,
+    phase: Phase,
+    nodes: Sequence[NodeClass],
+    performance: PerformanceModel,
+    settings: PlacementSettings,
+) -> PhaseProblem:
+    """Evaluate the performance model once for every node class and way of using it.
+
+    Raises MissingProfileError: a node class has neither a measured table nor a roofline.
+    """
+    terms = _request_terms(workload, phase, settings)
+    sizes = settings.batch_sizes(phase)
+    if phase is Phase.PREFILL:
+        lengths = workload.lengths
+        room = (settings.max_batched_tokens - lengths.p95_input) / lengths.mean_input
+        sizes = tuple(b for b in sizes if b <= max(1.0, room + 1.0))
+    profiles = {
+        node.name: NodeProfile(
+            name=node.name,
+            memory_gib=node.memory_gib,
+            network_peak_gbit_per_s=node.network_peak_gbit_per_s,
+            network_baseline_gbit_per_s=node.network_baseline_gbit_per_s,
+            options=tuple(
+                _node_option(workload, phase, node, tp, max(sizes), performance, settings)
+                for tp in _tensor_parallel_sizes(node, workload)
+            ),
+        )
+        for node in nodes
+    }
+    return PhaseProblem(workload.name, terms, sizes, profiles)
+
+
+def _request_terms(workload: Workload, phase: Phase, settings: PlacementSettings) -> RequestTerms:
+    model, lengths = workload.model, workload.lengths
+    decode = phase is Phase.DECODE
+    # A decode request holds its prompt and, reserved in full, its output.
+    mean = lengths.mean_input + (lengths.mean_output if decode else 0.0)
+    p95 = lengths.p95_input + (lengths.p95_output if decode else 0.0)
+    return RequestTerms(
+        phase=phase,
+        layers=model.layers,
+        budget_ms=settings.latency_budget_ms(phase, workload.slo),
+        handover_ms=settings.kv_handover_ms(workload.slo),
+        tokens_per_cycle=lengths.mean_output if decode else 1.0,
+        kv_tokens=mean,
+        kv_tokens_extra=p95 - mean,
+        prompt_kv_bytes_per_layer=lengths.mean_input * model.kv_bytes_per_token_per_layer,
+        p95_prompt_kv_bytes_per_layer=lengths.p95_input * model.kv_bytes_per_token_per_layer,
+        hop_tokens=1.0 if decode else lengths.mean_input,
+        hop_tokens_extra=0.0 if decode else lengths.p95_input - lengths.mean_input,
+        hop_bytes_per_token=model.hop_bytes_per_token,
+        hop_latency_ms=settings.hop_latency_ms,
+        model_bytes=model.total_bytes,
+        utilization=settings.utilization[phase],
+    )
+
+
+def _tensor_parallel_sizes(node: NodeClass, workload: Workload) -> list[int]:
+    """Powers of two that divide the node's GPUs and the model's attention heads."""
+    sizes = [2**k for k in range(node.gpu_count.bit_length())]
+    return [t for t in sizes if node.gpu_count % t == 0 and workload.model.heads % t == 0]
+
+
+def _node_option(
+    workload: Workload,
+    phase: Phase,
+    node: NodeClass,
+    tp: int,
+    largest_batch: int,
+    performance: PerformanceModel,
+    settings: PlacementSettings,
+) -> NodeOption:
+    model, dtype, lengths = workload.model, workload.dtype, workload.lengths
+    batch = np.arange(1.0, largest_batch + 1.0)
+    if phase is Phase.DECODE:
+        # One request of p95 length among batch - 1 of mean length: the step that it sees.
+        mean = lengths.mean_input + lengths.mean_output / 2.0
+        long = lengths.p95_input + lengths.p95_output / 2.0
+        step = performance.decode_step(model, dtype, node, tp, batch, mean + (long - mean) / batch)
+        # A larger batch dilutes the long request, and interpolation could then fall.
+        layer = latency = np.maximum.accumulate(step.layer_ms)
+        head = step.head_ms
+    else:
+        step = performance.prefill_step(model, dtype, node, tp, batch, lengths.mean_input)
+        tail = performance.prefill_step(
+            model, dtype, node, tp, batch, lengths.mean_input, lengths.p95_input
+        )
+        layer, latency, head = step.layer_ms, tail.layer_ms, step.head_ms
+    gpu = node.gpu
+    return NodeOption(
+        tp=tp,
+        dp=node.gpu_count // tp,
+        layer_ms=layer,
+        head_ms=head,
+        latency_layer_ms=latency,
+        overhead_ms=performance.overhead_ms(gpu),
+        free_bytes=GIB * (gpu.memory_gib * settings.memory_utilization)
+        - GIB * settings.reserve_gib_per_gpu,
+        layer_bytes=model.bytes_per_layer / tp,
+        embed_bytes=model.embed_bytes / tp,
+        lm_head_bytes=model.lm_head_bytes / tp,
+        kv_bytes=model.kv_bytes_per_token_per_layer / min(tp, model.kv_heads),
+        provenance=performance.provenance(model, dtype, node, tp),
+    )
+
+
+def _digest(profile: NodeProfile) -> str:
+    digest = hashlib.sha256(
+        f"{profile.name}|{profile.network_peak_gbit_per_s}|"
+        f"{profile.network_baseline_gbit_per_s}".encode()
+    )
+    for option in profile.options:
+        numbers = [option.tp, option.dp, option.overhead_ms, option.free_bytes, option.layer_bytes]
+        numbers += [option.embed_bytes, option.lm_head_bytes, option.kv_bytes]
+        digest.update(repr(numbers).encode())
+        for array in (option.layer_ms, option.head_ms, option.latency_layer_ms):
+            digest.update(np.round(array, 9).tobytes())
+    return digest.hexdigest()[:16]

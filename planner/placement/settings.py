@@ -1,0 +1,45 @@
+"""What the placement assumes of engine, memory and latency budget; all from the scenario."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from planner.types import Phase, Slo
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementSettings:
+    """Caps and assumptions that hold for every template of a scenario."""
+
+    max_nodes: int = 3  # N_max
+    memory_ratio: float = 12.0  # rho: a combination's memory is at most rho x the model's bytes
+    decode_batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+    prefill_batch_sizes: tuple[int, ...] = (1, 2, 3, 4, 6, 8)
+    memory_utilization: float = 0.90  # of the card, as vLLM's gpu_memory_utilization
+    reserve_gib_per_gpu: float = 1.5  # activations, CUDA graphs, NCCL buffers
+    max_batched_tokens: int = 8192  # new tokens in one prefill step
+    hop_latency_ms: float = 0.2  # between two stages, before the bytes
+    ttft_queue_share: float = 0.20  # of the TTFT objective, kept for queueing
+    kv_handover_share: float = 0.30  # of the TTFT objective, kept for moving the prompt's KV
+    utilization: Mapping[Phase, float] = field(
+        default_factory=lambda: {Phase.PREFILL: 0.70, Phase.DECODE: 0.90}
+    )
+
+    def batch_sizes(self, phase: Phase) -> tuple[int, ...]:
+        return self.prefill_batch_sizes if phase is Phase.PREFILL else self.decode_batch_sizes
+
+    def kv_handover_ms(self, slo: Slo) -> float:
+        """Longest time in which a node may send or receive its layers' KV of a p95 prompt."""
+        return self.kv_handover_share * slo.ttft_ms
+
+    def latency_budget_ms(self, phase: Phase, slo: Slo) -> float:
+        """Right-hand side of P5.
+
+        Decode: the TPOT objective. Prefill: what queueing, the hand-over of the KV and the first
+        decode step (one TPOT) leave of the TTFT objective.
+        """
+        if phase is Phase.DECODE:
+            return slo.tpot_ms
+        spared = self.ttft_queue_share + self.kv_handover_share
+        return slo.ttft_ms * (1.0 - spared) - slo.tpot_ms

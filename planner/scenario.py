@@ -1,0 +1,295 @@
+"""Scenario files: what a person writes, and its resolution against what the catalog knows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+
+from planner.allocation.problem import AllocationSettings
+from planner.errors import MarketError, ScenarioError, UnknownNameError
+from planner.placement.settings import PlacementSettings
+from planner.types import (
+    Lengths,
+    Market,
+    ModelSpec,
+    NodeClass,
+    Offer,
+    Phase,
+    Slo,
+    Workload,
+)
+
+Share = Annotated[float, Field(gt=0.0, le=1.0)]
+
+
+class _Strict(BaseModel):
+    """Unknown keys are refused: a misspelt option must never be silently ignored."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SloSpec(_Strict):
+    """Latency objectives, in milliseconds."""
+
+    ttft_ms: PositiveFloat
+    tpot_ms: PositiveFloat
+
+
+class LengthsSpec(_Strict):
+    """Prompt and output lengths, in tokens."""
+
+    mean_input: PositiveFloat
+    mean_output: PositiveFloat
+    p95_input: PositiveFloat
+    p95_output: PositiveFloat
+
+
+class DemandSpec(_Strict):
+    """A fixed rate, or a quantile of a trace's rate by minute."""
+
+    requests_per_s: float | None = Field(default=None, ge=0.0)
+    trace: str | None = None
+    quantile: Share = 0.95
+    scale: PositiveFloat = 1.0
+
+    @model_validator(mode="after")
+    def _one_source(self) -> DemandSpec:
+        if (self.requests_per_s is None) == (self.trace is None):
+            raise ValueError("give either requests_per_s or trace")
+        return self
+
+
+class WorkloadSpec(_Strict):
+    """One stream of requests to one model."""
+
+    model: str
+    name: str | None = None
+    dtype: str = "bf16"
+    slo: SloSpec
+    lengths: str | LengthsSpec
+    demand: DemandSpec
+    weight: PositiveFloat = 1.0
+
+
+class StockSpec(_Strict):
+    """Which assumed stock level to plan with, and a factor on it."""
+
+    level: Literal["ample", "limited", "scarce"] = "limited"
+    factor: float = Field(default=1.0, ge=0.0)
+
+
+class PlacementSpec(_Strict):
+    """Caps and assumptions of the template library; defaults are PlacementSettings'."""
+
+    max_nodes: Annotated[int, Field(ge=1, le=8)] = 3
+    memory_ratio: Annotated[float, Field(ge=1.0)] = 12.0
+    decode_batch_sizes: tuple[PositiveInt, ...] = PlacementSettings().decode_batch_sizes
+    prefill_batch_sizes: tuple[PositiveInt, ...] = PlacementSettings().prefill_batch_sizes
+    memory_utilization: Share = 0.90
+    reserve_gib_per_gpu: float = Field(default=1.5, ge=0.0)
+    max_batched_tokens: PositiveInt = 8192
+    hop_latency_ms: float = Field(default=0.2, ge=0.0)
+    ttft_queue_share: float = Field(default=0.20, ge=0.0, lt=1.0)
+    kv_handover_share: float = Field(default=0.30, gt=0.0, lt=1.0)
+    prefill_utilization: Share = 0.70
+    decode_utilization: Share = 0.90
+
+    def settings(self) -> PlacementSettings:
+        values = self.model_dump(exclude={"prefill_utilization", "decode_utilization"})
+        utilization = {
+            Phase.PREFILL: self.prefill_utilization,
+            Phase.DECODE: self.decode_utilization,
+        }
+        return PlacementSettings(**values, utilization=utilization)
+
+
+class AllocationSpec(_Strict):
+    """Horizon, start-up and solver limits of the allocation."""
+
+    horizon_hours: PositiveFloat = 1.0
+    startup_minutes: float = Field(default=10.0, ge=0.0)
+    relative_gap: float = Field(default=0.005, ge=0.0, lt=1.0)
+    deadline_s: PositiveFloat = 60.0
+
+    def settings(self) -> AllocationSettings:
+        return AllocationSettings(**self.model_dump())
+
+
+class ScenarioSpec(_Strict):
+    """One scenario file."""
+
+    name: str
+    description: str = ""
+    workloads: Annotated[tuple[WorkloadSpec, ...], Field(min_length=1)]
+    demand_scale: PositiveFloat = 1.0
+    node_classes: Annotated[tuple[str, ...], Field(min_length=1)]
+    domains: Annotated[tuple[str, ...], Field(min_length=1)]
+    markets: Annotated[tuple[Market, ...], Field(min_length=1)] = (Market.ON_DEMAND,)
+    stock: StockSpec = StockSpec()
+    placement: PlacementSpec = PlacementSpec()
+    allocation: AllocationSpec = AllocationSpec()
+
+
+@dataclass(frozen=True, slots=True)
+class MarketRow:
+    """One accepted price of one zone, as the catalog has it."""
+
+    domain: str
+    zone: str | None
+    instance_type: str
+    node_class: str
+    market: Market
+    price_usd_per_hour: float
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the catalog knows, for a scenario to be resolved against."""
+
+    models: Mapping[str, ModelSpec]
+    node_classes: Mapping[str, NodeClass]
+    gpus: Sequence[str]
+    lengths: Mapping[str, Lengths]
+    trace_rps: Mapping[str, Sequence[float]]  # requests/s of every minute
+    prices: Sequence[MarketRow]
+    stock: Mapping[tuple[str, str, str], int]  # (level, domain, instance type) -> nodes
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A scenario with every name resolved."""
+
+    name: str
+    workloads: tuple[Workload, ...]
+    node_classes: tuple[NodeClass, ...]
+    offers: tuple[Offer, ...]
+    placement: PlacementSettings
+    allocation: AllocationSettings
+    stock_note: str  # said wherever the stock is used
+
+
+def resolve_scenario(spec: ScenarioSpec, known: Known) -> Scenario:
+    """Look every name up.
+
+    Raises UnknownNameError, ScenarioError or MarketError with the name and the way out.
+    """
+    where = f"scenario {spec.name!r}"
+    for name in spec.node_classes:
+        if name not in known.node_classes:
+            gpu = name.rsplit(" x", 1)[0]
+            if gpu not in known.gpus:
+                raise UnknownNameError("GPU", gpu, known.gpus, f"node class {name!r} of {where}")
+            raise UnknownNameError("node class", name, known.node_classes, where)
+    _refuse_repeats("node class", spec.node_classes, where)
+    _refuse_repeats("domain", spec.domains, where)
+    known_domains = {row.domain for row in known.prices}
+    for domain in spec.domains:
+        if domain not in known_domains:
+            raise UnknownNameError("domain", domain, known_domains, where)
+    workloads = tuple(_workload(item, spec, known, where) for item in spec.workloads)
+    _refuse_repeats("workload name", [w.name for w in workloads], where)
+    note = f"assumed, level {spec.stock.level}"
+    if spec.stock.factor != 1.0:
+        note += f" x {spec.stock.factor:g}"
+    return Scenario(
+        name=spec.name,
+        workloads=workloads,
+        node_classes=tuple(known.node_classes[name] for name in spec.node_classes),
+        offers=_offers(spec, known, note, where),
+        placement=spec.placement.settings(),
+        allocation=spec.allocation.settings(),
+        stock_note=note,
+    )
+
+
+def _workload(item: WorkloadSpec, spec: ScenarioSpec, known: Known, where: str) -> Workload:
+    if item.model not in known.models:
+        raise UnknownNameError("model", item.model, known.models, where)
+    model = known.models[item.model]
+    name = item.name or model.short_name
+    if isinstance(item.lengths, str):
+        if item.lengths not in known.lengths:
+            place = f"workload {name!r} of {where}"
+            raise UnknownNameError("length distribution", item.lengths, known.lengths, place)
+        lengths = known.lengths[item.lengths]
+    else:
+        try:
+            lengths = Lengths(name, **item.lengths.model_dump())
+        except ValueError as error:
+            raise ScenarioError(f"workload {name!r} of {where}: {error}") from error
+    demand = item.demand
+    if demand.trace is not None:
+        if demand.trace not in known.trace_rps:
+            place = f"workload {name!r} of {where}"
+            raise UnknownNameError("trace", demand.trace, known.trace_rps, place)
+        rate = _quantile(known.trace_rps[demand.trace], demand.quantile)
+    else:
+        rate = demand.requests_per_s or 0.0
+    return Workload(
+        name=name,
+        model=model,
+        dtype=item.dtype,
+        slo=Slo(item.slo.ttft_ms, item.slo.tpot_ms),
+        lengths=lengths,
+        demand_rps=rate * demand.scale * spec.demand_scale,
+        weight=item.weight,
+    )
+
+
+def _offers(spec: ScenarioSpec, known: Known, note: str, where: str) -> tuple[Offer, ...]:
+    """The cheapest zone's price of every (domain, instance type, market) with stock."""
+    cheapest: dict[tuple[str, str, Market], MarketRow] = {}
+    for row in known.prices:
+        if not (math.isfinite(row.price_usd_per_hour) and row.price_usd_per_hour > 0):
+            raise MarketError(
+                f"{row.domain} {row.instance_type} {row.market}: price must be positive, "
+                f"got {row.price_usd_per_hour}; correct or remove that offer"
+            )
+        if (
+            row.domain in spec.domains
+            and row.market in spec.markets
+            and row.node_class in spec.node_classes
+        ):
+            key = (row.domain, row.instance_type, row.market)
+            found = cheapest.get(key)
+            if found is None or row.price_usd_per_hour < found.price_usd_per_hour:
+                cheapest[key] = row
+    offers = []
+    for (domain, instance_type, market), row in sorted(cheapest.items()):
+        nodes = known.stock.get((spec.stock.level, domain, instance_type), 0)
+        stock = math.floor(nodes * spec.stock.factor)
+        if stock > 0:
+            offers.append(
+                Offer(
+                    domain=domain,
+                    instance_type=instance_type,
+                    node_class=row.node_class,
+                    market=market,
+                    price_usd_per_hour=row.price_usd_per_hour,
+                    stock=stock,
+                    stock_source=note,
+                    zone=row.zone,
+                )
+            )
+    if not offers:
+        raise MarketError(
+            f"{where}: no domain offers any of its node classes with stock at level "
+            f"{spec.stock.level!r}; add domains, node classes or markets"
+        )
+    return tuple(offers)
+
+
+def _quantile(values: Sequence[float], quantile: float) -> float:
+    """The smallest value that at least that share of the values does not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(quantile * len(ordered)) - 1)]
+
+
+def _refuse_repeats(kind: str, names: Sequence[str], where: str) -> None:
+    for name in names:
+        if list(names).count(name) > 1:
+            raise ScenarioError(f"{where}: {kind} {name!r} is there twice; keep one")

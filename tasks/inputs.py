@@ -1,0 +1,126 @@
+"""From catalog rows to planner inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from catalog import reads
+from catalog.seed import import_seed
+from catalog.store import Catalog
+from planner.perf.allreduce import AllReduce, LinkFit
+from planner.perf.grids import Line
+from planner.perf.model import PerformanceModel
+from planner.perf.overhead import EnginePoint, fit_engine_overhead
+from planner.perf.roofline import Calibration
+from planner.perf.tables import LayerRow, group_rows
+from planner.placement.combinations import CombinationSet, enumerate_combinations
+from planner.placement.profile import PhaseProblem, build_phase_problem
+from planner.scenario import Known, MarketRow, Scenario, ScenarioSpec, resolve_scenario
+from planner.types import Market, Phase, Provenance, Workload
+
+
+@dataclass(frozen=True)
+class PhaseInputs:
+    """One phase of one workload: what to solve and which combinations."""
+
+    workload: Workload
+    problem: PhaseProblem
+    combinations: CombinationSet
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A resolved scenario with everything that its library depends on."""
+
+    scenario: Scenario
+    phases: tuple[PhaseInputs, ...]
+    performance: PerformanceModel
+    offers_rejected: Mapping[str, int]  # by reason; key '' counts the accepted ones
+
+
+def load_inputs(catalog: Catalog, spec: ScenarioSpec) -> Inputs:
+    """Seed the catalog where it is empty, read what the scenario needs and resolve it.
+
+    Raises an InputError that names what is unknown or missing.
+    """
+    with catalog.write() as connection:
+        import_seed(connection)
+    with catalog.read() as connection:
+        known = read_known(connection)
+        frames = reads.read_performance(connection)
+        rejected = reads.read_rejected(connection)
+    scenario = resolve_scenario(spec, known)
+    performance = performance_model(frames)
+    phases = []
+    for workload in scenario.workloads:
+        for phase in Phase:
+            problem = build_phase_problem(
+                workload, phase, scenario.node_classes, performance, scenario.placement
+            )
+            combinations = enumerate_combinations(
+                problem, scenario.placement.max_nodes, scenario.placement.memory_ratio
+            )
+            phases.append(PhaseInputs(workload, problem, combinations))
+    return Inputs(scenario, tuple(phases), performance, rejected)
+
+
+def read_known(connection: reads.duckdb.DuckDBPyConnection) -> Known:
+    """What scenarios may name."""
+    return Known(
+        models=reads.read_models(connection),
+        node_classes=reads.read_node_classes(connection),
+        gpus=sorted(reads.read_gpus(connection)),
+        lengths=reads.read_lengths(connection),
+        trace_rps=reads.read_trace_rps(connection),
+        prices=[
+            MarketRow(domain, zone, name, node_class, Market(market), price)
+            for domain, zone, name, node_class, market, price in reads.read_prices(connection)
+        ],
+        stock=reads.read_stock(connection),
+    )
+
+
+def performance_model(frames: reads.PerformanceFrames) -> PerformanceModel:
+    """The performance model of all tables in the catalog."""
+    # Tables measured with experts split by TP; the expert-parallel ones are another placement.
+    profile = frames.layer_profile.filter(frames.layer_profile["expert_parallel_size"] <= 1)
+    rows = [
+        ((model, dtype, gpu, tp), LayerRow(*measured))
+        for model, dtype, gpu, tp, _, *measured in profile.iter_rows()
+    ]
+    calibrations = {
+        (gpu, scope, dtype): Calibration(
+            compute,
+            bandwidth,
+            overhead,
+            Provenance.CALIBRATED if measured else Provenance.ESTIMATED,
+            source,
+        )
+        for gpu, scope, dtype, compute, bandwidth, overhead, measured, source in (
+            frames.calibration.iter_rows()
+        )
+    }
+    return PerformanceModel(
+        rows=group_rows(rows),
+        calibrations=calibrations,
+        all_reduce=_all_reduce(frames),
+        engine_overhead_ms=fit_engine_overhead(
+            [
+                EnginePoint(f"{capability:.1f}", measured, predicted)
+                for _, capability, measured, predicted, split in frames.engine_point.iter_rows()
+                if split == "fit"
+            ]
+        ),
+    )
+
+
+def _all_reduce(frames: reads.PerformanceFrames) -> AllReduce:
+    tables = {
+        (gpu, size): Line.of(table["message_bytes"].to_list(), table["all_reduce_ms"].to_list())
+        for (gpu, size), table in frames.all_reduce.group_by("gpu_profile", "tensor_parallel_size")
+    }
+    fits: dict[tuple[str, int], LinkFit] = {}
+    for gpu, _, size, latency, bandwidth, source in frames.all_reduce_fit.iter_rows():
+        fits.setdefault((gpu, size), LinkFit(latency, bandwidth, source))
+    return AllReduce(tables, fits)

@@ -1,0 +1,194 @@
+"""Build the template library of one phase: level by level, streamed, resumable."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from catalog import reads, writes
+from catalog.store import Catalog
+from planner.errors import ImpossibleSloError, NoTemplateError
+from planner.placement.combinations import split_floor
+from planner.placement.latency import least_latency_ms
+from planner.types import Combination, Phase, describe_combination
+from tasks.inputs import PhaseInputs
+from tasks.solving import Solved, Solvers
+
+KEPT = "kept"
+NO_GAIN = "no better than its parts"
+INFEASIBLE = "no placement inside the SLO"
+SOLVER_NAME = "ilp"
+COMMIT_EVERY_S = 2.0
+
+Progress = Callable[[str, int, int], None]  # description, done, total
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseLibrary:
+    """What one phase's build came to."""
+
+    workload: str
+    phase: Phase
+    keys: tuple[str, ...]  # of all its combinations
+    reused: int
+    solved: int
+    outcomes: Mapping[str, int]  # combinations by outcome
+    left_out: Mapping[str, int]  # combinations never solved, by reason
+    unproven: int  # combinations of which an ILP hit its time limit
+    seconds: float
+
+    @property
+    def kept(self) -> int:
+        return self.outcomes.get(KEPT, 0)
+
+
+def build_phase(
+    catalog: Catalog, inputs: PhaseInputs, solvers: Solvers, progress: Progress
+) -> PhaseLibrary:
+    """Solve every combination that the catalog does not hold yet, smallest first.
+
+    A combination's floor is the best split into two smaller ones, so sizes go one after another;
+    inside a size batches run side by side, and each is committed as it comes.
+    """
+    started = time.perf_counter()
+    problem = inputs.problem
+    keys = {combination: problem.key(combination) for combination in inputs.combinations}
+    with catalog.read() as connection:
+        stored = reads.read_solutions(connection, list(keys.values()))
+    label = f"{problem.phase} {problem.workload}"
+    outcomes: Counter[str] = Counter(found.outcome for found in stored.values())
+    unproven = sum(not found.proven for found in stored.values())
+    best = {c: stored[key].best_rps for c, key in keys.items() if key in stored}
+    done = len(stored)
+    progress(label, done, len(keys))
+    for level in inputs.combinations.by_size:
+        jobs = [(c, split_floor(c, best)) for c in level if c not in best]
+        pending: list[writes.SolutionRow] = []
+        committed = time.perf_counter()
+        for batch in solvers.run(problem, jobs) if jobs else ():
+            for solved in batch:
+                row = _row(inputs, keys[solved.combination], solved)
+                pending.append(row)
+                best[solved.combination] = row.best_rps
+                outcomes[row.outcome] += 1
+                unproven += not row.proven
+            done += len(batch)
+            progress(label, done, len(keys))
+            if time.perf_counter() - committed > COMMIT_EVERY_S:
+                _commit(catalog, pending)
+                committed = time.perf_counter()
+        _commit(catalog, pending)
+    return PhaseLibrary(
+        workload=problem.workload,
+        phase=problem.phase,
+        keys=tuple(keys.values()),
+        reused=len(stored),
+        solved=len(keys) - len(stored),
+        outcomes=dict(outcomes),
+        left_out=inputs.combinations.left_out,
+        unproven=unproven,
+        seconds=time.perf_counter() - started,
+    )
+
+
+build_phase_task = task(name="build-phase", cache_policy=NO_CACHE)(build_phase)
+
+
+def record_builds(
+    catalog: Catalog, build_id: str, scenario: str, phases: Sequence[PhaseLibrary]
+) -> None:
+    """Append what a build did."""
+    now = datetime.now(UTC)
+    with catalog.write() as connection:
+        for phase in phases:
+            row = writes.BuildRow(
+                build_id=build_id,
+                scenario=scenario,
+                workload=phase.workload,
+                phase=phase.phase,
+                combinations=len(phase.keys),
+                reused=phase.reused,
+                solved=phase.solved,
+                kept=phase.kept,
+                outcomes={**phase.outcomes, **phase.left_out},
+                seconds=phase.seconds,
+                solver=SOLVER_NAME,
+            )
+            writes.write_build(connection, row, now)
+
+
+def require_templates(inputs: PhaseInputs, library: PhaseLibrary) -> None:
+    """Say why a phase has no template at all.
+
+    Raises ImpossibleSloError: with the best achievable latency. NoTemplateError: no combination
+    holds the model.
+    """
+    if library.kept:
+        return
+    problem, workload = inputs.problem, inputs.workload
+    name, slo = workload.name, workload.slo
+    least = least_latency_ms(problem, inputs.combinations)
+    remedy = "add node classes, or raise placement.max_nodes"
+    if least == float("inf"):
+        raise NoTemplateError(
+            f"workload {name!r}: no combination of its node classes holds {workload.model.name} "
+            f"({workload.model.total_bytes / 2**30:.0f} GiB of weights); {remedy}"
+        )
+    if least <= problem.terms.budget_ms:
+        raise ImpossibleSloError(
+            f"workload {name!r}: no node moves the KV of a p95 prompt within "
+            f"{problem.terms.handover_ms:.0f} ms; raise slo.ttft_ms or "
+            f"placement.kv_handover_share, or {remedy}"
+        )
+    if problem.phase is Phase.DECODE:
+        raise ImpossibleSloError(
+            f"workload {name!r}: no template meets its TPOT of {slo.tpot_ms:g} ms; the best "
+            f"achievable is {least:.1f} ms; raise slo.tpot_ms or add faster node classes"
+        )
+    budget = problem.terms.budget_ms
+    share = (budget + slo.tpot_ms) / slo.ttft_ms
+    raise ImpossibleSloError(
+        f"workload {name!r}: no template meets its TTFT of {slo.ttft_ms:g} ms: queueing, KV "
+        f"hand-over and the first decode step leave {budget:.0f} ms for the prefill of a p95 "
+        f"prompt and the best achievable is {least:.0f} ms, a TTFT of "
+        f"{(least + slo.tpot_ms) / share:.0f} ms; raise slo.ttft_ms or add faster node classes"
+    )
+
+
+def _row(inputs: PhaseInputs, key: str, solved: Solved) -> writes.SolutionRow:
+    if solved.template is not None:
+        outcome, best = KEPT, solved.template.placement.raw_rps
+    else:
+        outcome, best = (NO_GAIN if solved.floor_rps > 0 else INFEASIBLE), solved.floor_rps
+    return writes.SolutionRow(
+        key=key,
+        workload=inputs.problem.workload,
+        phase=inputs.problem.phase,
+        combination=solved.combination,
+        outcome=outcome,
+        best_rps=best,
+        proven=solved.proven,
+        ilps=solved.ilps,
+        seconds=solved.seconds,
+        template=solved.template,
+    )
+
+
+def _commit(catalog: Catalog, rows: list[writes.SolutionRow]) -> None:
+    if rows:
+        with catalog.write() as connection:
+            writes.write_solutions(connection, rows, datetime.now(UTC))
+        rows.clear()
+
+
+def describe_missing(inputs: PhaseInputs, missing: Sequence[Combination]) -> str:
+    """'decode Qwen3-32B lacks 12 combinations, first L4 x1'."""
+    first = describe_combination(missing[0])
+    problem = inputs.problem
+    return f"{problem.phase} {problem.workload} lacks {len(missing)} combinations, first {first}"
