@@ -211,5 +211,6 @@ def migrate(connection: duckdb.DuckDBPyConnection) -> int:
 
 def schema_version(connection: duckdb.DuckDBPyConnection) -> int:
     """Version of an open database."""
-    row = connection.execute("SELECT coalesce(max(version), 0) FROM schema_version").fetchone()
-    return int(row[0]) if row else 0
+    # fetchall: DuckDB refuses further work on a connection with an unfinished result.
+    rows = connection.execute("SELECT coalesce(max(version), 0) FROM schema_version").fetchall()
+    return int(rows[0][0])

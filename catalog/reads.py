@@ -94,7 +94,9 @@ def read_trace_rps(connection: duckdb.DuckDBPyConnection) -> dict[str, list[floa
     return {trace: list(values) for trace, values in rows}
 
 
-def read_prices(connection: duckdb.DuckDBPyConnection) -> list[tuple[str, ...]]:
+def read_prices(
+    connection: duckdb.DuckDBPyConnection,
+) -> list[tuple[str, str | None, str, str, str, float]]:
     """Accepted prices of known instance types, latest pull.
 
     Rows of (domain, zone, instance type, node class, market, USD per hour).

@@ -9,6 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import polars as pl
@@ -32,8 +33,7 @@ def import_seed(connection: duckdb.DuckDBPyConnection, folder: Path | None = Non
 
     Raises SeedError: a file is missing or lacks a column.
     """
-    row = connection.execute("SELECT count(*) FROM gpu").fetchone()
-    if row and row[0]:
+    if connection.execute("SELECT gpu FROM gpu").fetchall():
         return False
     where = folder or seed_folder()
     try:
@@ -53,14 +53,16 @@ def judge_offers(offers: pl.DataFrame) -> pl.DataFrame:
     A row whose source marks its pair of prices as mismatched loses both, since nobody can tell
     which one is wrong.
     """
-    shared = [
+    shared: list[Any] = [
         "cloud",
         (pl.col("cloud") + ":" + pl.col("region")).alias("domain"),
         "zone",
         "instance_type",
         "gpu",
         "gpu_count",
-        (pl.col("source") + " (" + pl.col("source_date").fill_null("undated") + ")").alias("source"),
+        (pl.col("source") + " (" + pl.col("source_date").fill_null("undated") + ")").alias(
+            "source"
+        ),
     ]
     mismatched = pl.col("note").fill_null("").str.contains("SUSPECT")
     long = pl.concat(
@@ -213,8 +215,10 @@ def _lengths(where: Path) -> pl.DataFrame:
         )
         for kind in ("input", "output")
     ]
-    return sides[0].join(sides[1], on="name").with_columns(
-        source=pl.lit("AzurePublicDataset 2023, CC-BY 4.0")
+    return (
+        sides[0]
+        .join(sides[1], on="name")
+        .with_columns(source=pl.lit("AzurePublicDataset 2023, CC-BY 4.0"))
     )
 
 

@@ -67,9 +67,9 @@ class Catalog:
         draft = self.home / f".snapshot-{os.getpid()}.duckdb"
         with self._open() as connection:
             draft.unlink(missing_ok=True)
-            live = connection.execute("SELECT current_database()").fetchone()
+            live = connection.execute("SELECT current_database()").fetchall()[0][0]
             connection.execute(f"ATTACH '{draft}' AS draft")
-            connection.execute(f'COPY FROM DATABASE "{live[0] if live else "coral"}" TO draft')
+            connection.execute(f'COPY FROM DATABASE "{live}" TO draft')
             connection.execute("DETACH draft")
             draft.replace(self.snapshot)
         return True

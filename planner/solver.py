@@ -40,13 +40,16 @@ def solve(
     time_limit_s: float | None = None,
     relative_gap: float = 1e-6,
     relax: bool = False,
+    warm: bool = False,
 ) -> SolveReport:
     """Solve with HiGHS on one thread and say what was proven.
 
+    `warm` starts from the values that the variables hold.
     Raises SolverStoppedError: no solution and no proof that there is none.
     """
     # One thread: Dask workers share the cores, and the same inputs give the same answer.
-    solver = pulp.HiGHS(
+    solver_class = _WarmHiGHS if warm else pulp.HiGHS
+    solver = solver_class(
         msg=False, mip=not relax, gapRel=relative_gap, timeLimit=time_limit_s, threads=1
     )
     problem.solve(solver)
@@ -66,6 +69,16 @@ def require_feasible(problem: pulp.LpProblem, report: SolveReport) -> SolveRepor
     if report.outcome is Outcome.INFEASIBLE:
         raise InfeasiblePlanError(f"{problem.name}: no feasible solution, which cannot be")
     return report
+
+
+class _WarmHiGHS(pulp.HiGHS):  # type: ignore[misc]
+    """PuLP's HiGHS takes no start; hand it over between building the model and the run."""
+
+    def callSolver(self, lp: pulp.LpProblem) -> None:  # noqa: N802
+        start = highspy.HighsSolution()
+        start.col_value = [float(variable.value() or 0.0) for variable in lp.variables()]
+        lp.solverModel.setSolution(start)
+        lp.solverModel.run()
 
 
 def _report(problem: pulp.LpProblem, relax: bool) -> SolveReport:

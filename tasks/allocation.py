@@ -63,7 +63,7 @@ def decide(catalog: Catalog, inputs: Inputs) -> Decision:
         settings=scenario.allocation,
     )
     homo = plan_homo_joint(data)
-    coral = plan_allocation(data)
+    coral = plan_allocation(data, start=homo)
     best = better_of(coral, homo)
     if best is homo:  # both are plans of the same program, so Coral's bound holds for it too
         gap = (homo.objective_usd - coral.bound_usd) / homo.objective_usd
@@ -85,9 +85,7 @@ def _record(
     with catalog.write() as connection:
         for planner, plan in plans.items():
             writes.write_workloads(connection, scenario.name, scenario.workloads, now)
-            writes.write_allocation(
-                connection, _row(scenario, key, planner, templates, plan), now
-            )
+            writes.write_allocation(connection, _row(scenario, key, planner, templates, plan), now)
 
 
 def _row(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import duckdb
+
 from catalog import reads
 from catalog.seed import import_seed
 from catalog.store import Catalog
@@ -65,7 +67,7 @@ def load_inputs(catalog: Catalog, spec: ScenarioSpec) -> Inputs:
     return Inputs(scenario, tuple(phases), performance, rejected)
 
 
-def read_known(connection: reads.duckdb.DuckDBPyConnection) -> Known:
+def read_known(connection: duckdb.DuckDBPyConnection) -> Known:
     """What scenarios may name."""
     return Known(
         models=reads.read_models(connection),

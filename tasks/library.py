@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -17,6 +17,7 @@ from planner.errors import ImpossibleSloError, NoTemplateError
 from planner.placement.combinations import split_floor
 from planner.placement.latency import least_latency_ms
 from planner.types import Combination, Phase, describe_combination
+from tasks import progress
 from tasks.inputs import PhaseInputs
 from tasks.solving import Solved, Solvers
 
@@ -25,8 +26,6 @@ NO_GAIN = "no better than its parts"
 INFEASIBLE = "no placement inside the SLO"
 SOLVER_NAME = "ilp"
 COMMIT_EVERY_S = 2.0
-
-Progress = Callable[[str, int, int], None]  # description, done, total
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +47,7 @@ class PhaseLibrary:
         return self.outcomes.get(KEPT, 0)
 
 
-def build_phase(
-    catalog: Catalog, inputs: PhaseInputs, solvers: Solvers, progress: Progress
-) -> PhaseLibrary:
+def build_phase(catalog: Catalog, inputs: PhaseInputs, solvers: Solvers) -> PhaseLibrary:
     """Solve every combination that the catalog does not hold yet, smallest first.
 
     A combination's floor is the best split into two smaller ones, so sizes go one after another;
@@ -66,7 +63,7 @@ def build_phase(
     unproven = sum(not found.proven for found in stored.values())
     best = {c: stored[key].best_rps for c, key in keys.items() if key in stored}
     done = len(stored)
-    progress(label, done, len(keys))
+    progress.report(label, done, len(keys))
     for level in inputs.combinations.by_size:
         jobs = [(c, split_floor(c, best)) for c in level if c not in best]
         pending: list[writes.SolutionRow] = []
@@ -79,7 +76,7 @@ def build_phase(
                 outcomes[row.outcome] += 1
                 unproven += not row.proven
             done += len(batch)
-            progress(label, done, len(keys))
+            progress.report(label, done, len(keys))
             if time.perf_counter() - committed > COMMIT_EVERY_S:
                 _commit(catalog, pending)
                 committed = time.perf_counter()

@@ -57,9 +57,7 @@ def solve_batch(problem: PhaseProblem, jobs: Sequence[Job]) -> list[Solved]:
         if found.placement is not None:
             template = make_template(problem, combination, found.placement)
         seconds = time.perf_counter() - started
-        results.append(
-            Solved(combination, floor, template, found.proven, found.ilps, seconds)
-        )
+        results.append(Solved(combination, floor, template, found.proven, found.ilps, seconds))
     return results
 
 
@@ -102,6 +100,7 @@ class Solvers:
 
     def _connect(self) -> Any:
         if self._client is None:
+            logging.getLogger("distributed").setLevel(logging.ERROR)
             if self.address:
                 try:
                     client = distributed.Client(self.address, timeout="10s")
@@ -115,7 +114,7 @@ class Solvers:
                     distributed.LocalCluster(
                         n_workers=self.workers or os.cpu_count() or 1,
                         threads_per_worker=1,
-                        dashboard_address=None,
+                        dashboard_address="127.0.0.1:0",
                         silence_logs=logging.ERROR,
                     )
                 )

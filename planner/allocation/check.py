@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 from planner.allocation.plan import Plan
 from planner.allocation.problem import AllocationInput
@@ -19,7 +19,7 @@ class PlanCheckError(CoralError):
 def check_plan(data: AllocationInput, plan: Plan) -> None:
     """Raise PlanCheckError unless the plan keeps A1, A2 and A4 to A6."""
     needed: Counter[tuple[str, str]] = Counter()
-    capacity: Counter[tuple[str, str, Phase]] = Counter()
+    capacity: dict[tuple[str, str, Phase], float] = defaultdict(float)
     for planned in plan.replicas:
         template = planned.template
         for name, count in template.combination:
@@ -36,9 +36,9 @@ def check_plan(data: AllocationInput, plan: Plan) -> None:
         used[nodes.offer.domain, nodes.offer.instance_type] += nodes.count
     if rented != needed:
         raise PlanCheckError("the plan rents other nodes than its replicas need (A1)")
-    for place, count in used.items():
-        if count > stock[place]:
-            raise PlanCheckError(f"the plan rents {count} {place[1]} in {place[0]}, too many (A2)")
+    for (domain, name), count in used.items():
+        if count > stock[domain, name]:
+            raise PlanCheckError(f"the plan rents {count} {name} in {domain}, too many (A2)")
     domains = sorted({offer.domain for offer in data.offers})
     for service in plan.services:
         paired = sum(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import pulp
 
+from planner.allocation.plan import Plan
 from planner.errors import MarketError, NoTemplateError
 from planner.types import Market, Offer, Phase, Template, Workload
 
@@ -79,6 +80,7 @@ class AllocationProblem:
     nodes: Mapping[NodeKey, pulp.LpVariable]  # y[r, n, k]
     new_nodes: Mapping[NodeKey, pulp.LpVariable]
     load: Mapping[tuple[str, int, str], pulp.LpVariable]  # z[w, t, r], requests/s
+    paired: Mapping[tuple[str, str], pulp.LpVariable]  # q[w, r], requests/s
     short: Mapping[str, pulp.LpVariable]  # short[w], requests/s
     cost: pulp.LpAffineExpression  # A0 without the penalty, USD over the horizon
     shortfall: pulp.LpAffineExpression  # sum of weight x short
@@ -113,7 +115,7 @@ def build_allocation(data: AllocationInput) -> AllocationProblem:
                 )
                 load[template.workload, index, domain] = pulp.LpVariable(f"load_{label}", 0)
     nodes = {
-        node_key(offer): pulp.LpVariable(f"nodes_{i}", 0, offer.stock, pulp.LpInteger)
+        node_key(offer): pulp.LpVariable(f"nodes_{i}", 0, None, pulp.LpInteger)
         for i, offer in enumerate(data.offers)
     }
     new_nodes = {
@@ -124,10 +126,10 @@ def build_allocation(data: AllocationInput) -> AllocationProblem:
     for index, (key, variable) in enumerate(nodes.items()):
         held = data.held.get(key, 0)
         problem += new_nodes[key] >= variable - held, f"A3_new_{index}"
-    for row, ((workload, index, domain), variable) in enumerate(load.items()):
+    for row, ((_, index, domain), variable) in enumerate(load.items()):
         throughput = data.templates[index].throughput_rps
         problem += variable <= throughput * replicas[index, domain], f"A4_load_{row}"
-    short = _demand(problem, data, domains, load)
+    paired, short = _demand(problem, data, domains, load)
     settings = data.settings
     startup_hours = settings.startup_minutes / 60.0
     cost = pulp.lpSum(
@@ -137,8 +139,32 @@ def build_allocation(data: AllocationInput) -> AllocationProblem:
     )
     shortfall = pulp.lpSum(workload.weight * short[workload.name] for workload in data.workloads)
     return AllocationProblem(
-        problem, replicas, nodes, new_nodes, load, short, cost, shortfall, stock_rows
+        problem, replicas, nodes, new_nodes, load, paired, short, cost, shortfall, stock_rows
     )
+
+
+def set_values(allocation: AllocationProblem, data: AllocationInput, plan: Plan) -> None:
+    """Give the variables a plan's values, for the solver to start from."""
+    counts = {(planned.template.id, planned.domain): planned for planned in plan.replicas}
+    for (index, domain), variable in allocation.replicas.items():
+        planned = counts.get((data.templates[index].id, domain))
+        variable.varValue = planned.count if planned else 0
+    for (_, index, domain), variable in allocation.load.items():
+        planned = counts.get((data.templates[index].id, domain))
+        variable.varValue = planned.load_rps if planned else 0.0
+    for (workload, domain), variable in allocation.paired.items():
+        variable.varValue = sum(
+            planned.load_rps
+            for planned in plan.replicas
+            if (planned.template.workload, planned.domain) == (workload, domain)
+            and planned.template.phase is Phase.PREFILL
+        )
+    rented = {node_key(planned.offer): planned for planned in plan.nodes}
+    for key, variable in allocation.nodes.items():
+        variable.varValue = rented[key].count if key in rented else 0
+        allocation.new_nodes[key].varValue = rented[key].new if key in rented else 0
+    for service in plan.services:
+        allocation.short[service.workload].varValue = service.short_rps
 
 
 def node_key(offer: Offer) -> NodeKey:
@@ -183,11 +209,12 @@ def _demand(
     data: AllocationInput,
     domains: Sequence[str],
     load: Mapping[tuple[str, int, str], pulp.LpVariable],
-) -> dict[str, pulp.LpVariable]:
+) -> tuple[dict[tuple[str, str], pulp.LpVariable], dict[str, pulp.LpVariable]]:
     by_place: dict[tuple[str, str, Phase], list[pulp.LpVariable]] = {}
-    for (workload, index, domain), variable in load.items():
-        place = (workload, domain, data.templates[index].phase)
+    for (name, index, domain), variable in load.items():
+        place = (name, domain, data.templates[index].phase)
         by_place.setdefault(place, []).append(variable)
+    pairs: dict[tuple[str, str], pulp.LpVariable] = {}
     short = {}
     for w_index, workload in enumerate(data.workloads):
         served = []
@@ -196,11 +223,12 @@ def _demand(
             for phase in Phase:
                 capacity = pulp.lpSum(by_place.get((workload.name, domain, phase), []))
                 problem += capacity >= paired, f"A5_{phase.value}_{w_index}_{r_index}"
+            pairs[workload.name, domain] = paired
             served.append(paired)
         missing = pulp.LpVariable(f"short_{w_index}", 0, workload.demand_rps)
         problem += pulp.lpSum(served) + missing >= workload.demand_rps, f"A6_demand_{w_index}"
         short[workload.name] = missing
-    return short
+    return pairs, short
 
 
 def _require_templates(workloads: Sequence[Workload], templates: Sequence[Template]) -> None:

@@ -7,8 +7,8 @@ it (lexicographic). With enough stock the first step ends at once with a shortfa
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.allocation.check import check_plan
@@ -24,6 +24,7 @@ from planner.allocation.problem import (
     AllocationProblem,
     build_allocation,
     node_key,
+    set_values,
 )
 from planner.solver import Outcome, SolveReport, require_feasible, solve
 from planner.types import Phase
@@ -38,41 +39,67 @@ class _Steps:
 
 
 def plan_allocation(
-    data: AllocationInput, clock: Callable[[], float] = time.perf_counter
+    data: AllocationInput,
+    start: Plan | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Plan:
     """The cheapest plan among those of least weighted shortfall.
 
-    The gap of a plan is the larger of its two steps' relative gaps; the shortfall's is relative
-    to the weighted demand. `clock` only measures how long the solve took.
-    The plan is rechecked on its integers before it is returned.
+    `start` is a plan of the same input to begin from; the answer is never worse than it. The gap
+    of a plan is the larger of its two steps' relative gaps; the shortfall's is relative to the
+    weighted demand. `clock` only measures how long the solve took. The plan is rechecked on its
+    integers before it is returned.
     Raises SolverStoppedError: the deadline passed without any plan.
     """
     started = clock()
     allocation = build_allocation(data)
-    steps = _solve_steps(allocation, data)
+    if start is not None:
+        set_values(allocation, data, start)
+    steps = _solve_steps(allocation, data, start, lambda: clock() - started)
     plan = _read_back(data, allocation, steps, clock() - started)
     check_plan(data, plan)
     return plan
 
 
-def _solve_steps(allocation: AllocationProblem, data: AllocationInput) -> _Steps:
+def _solve_steps(
+    allocation: AllocationProblem,
+    data: AllocationInput,
+    start: Plan | None,
+    elapsed_s: Callable[[], float],
+) -> _Steps:
     settings = data.settings
-    weighted_demand = sum(w.weight * w.demand_rps for w in data.workloads)
     problem = allocation.problem
-    problem.setObjective(allocation.shortfall)
-    first = require_feasible(
-        problem, solve(problem, time_limit_s=settings.deadline_s / 2, relative_gap=1e-4)
-    )
-    limit = max(0.0, first.objective) + SHORTFALL_TOLERANCE * max(1.0, weighted_demand)
+    tolerance = SHORTFALL_TOLERANCE * max(1.0, _weighted_demand(data))
+    if start is not None and start.weighted_shortfall <= tolerance:
+        first = SolveReport(Outcome.PROVEN, 0.0, 0.0, 0.0)  # nothing is less than no shortfall
+    else:
+        problem.setObjective(allocation.shortfall)
+        first = require_feasible(
+            problem,
+            solve(
+                problem,
+                time_limit_s=settings.deadline_s / 2,
+                relative_gap=1e-4,
+                warm=start is not None,
+            ),
+        )
+    limit = max(0.0, first.objective) + tolerance
     problem += allocation.shortfall <= limit, "scarcity_least_shortfall"
     problem.setObjective(allocation.cost)
     second = require_feasible(
         problem,
         solve(
-            problem, time_limit_s=settings.deadline_s / 2, relative_gap=settings.relative_gap
+            problem,
+            time_limit_s=max(1.0, settings.deadline_s - elapsed_s()),
+            relative_gap=settings.relative_gap,
+            warm=True,
         ),
     )
     return _Steps(first, second)
+
+
+def _weighted_demand(data: AllocationInput) -> float:
+    return sum(w.weight * w.demand_rps for w in data.workloads)
 
 
 def _stock_worth(data: AllocationInput, allocation: AllocationProblem) -> dict[str, float]:
@@ -102,19 +129,21 @@ def _read_back(
         for offer in data.offers
         if (count := round(allocation.nodes[node_key(offer)].value() or 0.0)) > 0
     )
+    capacity = _capacity(data, counts)
     services = tuple(
         WorkloadService(
             workload=workload.name,
             demand_rps=workload.demand_rps,
-            served_rps=_served(workload.demand_rps, allocation.short[workload.name].value()),
+            # From the integers: the solver's own shortfall carries its tolerance.
+            served_rps=min(workload.demand_rps, sum(capacity.paired(workload.name).values())),
             weight=workload.weight,
         )
         for workload in data.workloads
     )
-    demand = sum(w.weight * w.demand_rps for w in data.workloads)
+    demand = _weighted_demand(data)
     short_gap = abs(steps.shortfall.objective - steps.shortfall.bound)
     return Plan(
-        replicas=_share_load(data, counts, services),
+        replicas=_share_load(data, counts, services, capacity),
         nodes=nodes,
         services=services,
         binding=_binding_stock(nodes, allocation, _stock_worth(data, allocation)),
@@ -127,39 +156,46 @@ def _read_back(
     )
 
 
-def _served(demand_rps: float, short_rps: float | None) -> float:
-    served = demand_rps - (short_rps or 0.0)
-    # What the scarcity step tolerates is not a shortfall to report.
-    return demand_rps if demand_rps - served <= 1e-5 * demand_rps else max(0.0, served)
+@dataclass(frozen=True)
+class _Capacity:
+    """Requests/s that the replicas of each (workload, domain, phase) can take."""
+
+    rps: Mapping[tuple[str, str, Phase], float]
+
+    def paired(self, workload: str) -> dict[str, float]:
+        """By domain: what prefill and decode both can take."""
+        domains = sorted({domain for name, domain, _ in self.rps if name == workload})
+        return {
+            domain: min(self.rps.get((workload, domain, phase), 0.0) for phase in Phase)
+            for domain in domains
+        }
+
+
+def _capacity(data: AllocationInput, counts: Mapping[tuple[int, str], int]) -> _Capacity:
+    rps: dict[tuple[str, str, Phase], float] = defaultdict(float)
+    for (index, domain), count in counts.items():
+        template = data.templates[index]
+        rps[template.workload, domain, template.phase] += template.throughput_rps * count
+    return _Capacity(rps)
 
 
 def _share_load(
-    data: AllocationInput, counts: dict[tuple[int, str], int], services: Sequence[WorkloadService]
+    data: AllocationInput,
+    counts: Mapping[tuple[int, str], int],
+    services: Sequence[WorkloadService],
+    capacity: _Capacity,
 ) -> tuple[PlannedReplicas, ...]:
     """Spread what is served over replicas in proportion to throughput: the router's weights."""
-    capacity: Counter[tuple[str, str, Phase]] = Counter()
-    for (index, domain), count in counts.items():
-        template = data.templates[index]
-        capacity[template.workload, domain, template.phase] += template.throughput_rps * count
-    domains = {domain for _, domain in counts}
-    paired = {
-        (service.workload, domain): min(
-            capacity[service.workload, domain, phase] for phase in Phase
-        )
-        for service in services
-        for domain in domains
-    }
-    served = {service.workload: service.served_rps for service in services}
-    total = {name: sum(paired[name, domain] for domain in domains) for name in served}
+    paired = {s.workload: capacity.paired(s.workload) for s in services}
+    served = {s.workload: s.served_rps for s in services}
     replicas = []
     for (index, domain), count in sorted(counts.items()):
         template = data.templates[index]
         name = template.workload
-        share = served[name] / total[name] if total[name] else 0.0
-        portion = template.throughput_rps * count / capacity[name, domain, template.phase]
-        replicas.append(
-            PlannedReplicas(template, domain, count, paired[name, domain] * share * portion)
-        )
+        total = sum(paired[name].values())
+        in_domain = paired[name][domain] * served[name] / total if total else 0.0
+        portion = template.throughput_rps * count / capacity.rps[name, domain, template.phase]
+        replicas.append(PlannedReplicas(template, domain, count, in_domain * portion))
     return tuple(replicas)
 
 

@@ -88,9 +88,7 @@ class PerformanceModel:
     def provenance(self, model: ModelSpec, dtype: str, node: NodeClass, tp: int) -> Provenance:
         """The worst source among the layer's times and the all-reduce."""
         times = self._times(model, dtype, node.gpu, tp)
-        layer = (
-            times.provenance if isinstance(times, LayerTable) else times.calibration.provenance
-        )
+        layer = times.provenance if isinstance(times, LayerTable) else times.calibration.provenance
         return Provenance.worst(layer, self.all_reduce.provenance(node, tp))
 
     def source(self, model: ModelSpec, dtype: str, node: NodeClass, tp: int) -> str:
@@ -104,9 +102,7 @@ class PerformanceModel:
         message = HALF_BYTES * model.hidden * tokens
         return ALL_REDUCES_PER_LAYER * self.all_reduce.ms(node, tp, message)
 
-    def _times(
-        self, model: ModelSpec, dtype: str, gpu: GpuSpec, tp: int
-    ) -> LayerTable | Roofline:
+    def _times(self, model: ModelSpec, dtype: str, gpu: GpuSpec, tp: int) -> LayerTable | Roofline:
         key = (model.name, dtype, gpu.profile_name, tp)
         if key in self.rows:
             if key not in self._tables:

@@ -92,8 +92,13 @@ def pipeline_columns(
                 if layers.size:
                     groups.append(variants[variant])
                     blocks.append(
-                        (role_index, len(groups) - 1, layers, step[variant][layers],
-                         latency[variant][layers])
+                        (
+                            role_index,
+                            len(groups) - 1,
+                            layers,
+                            step[variant][layers],
+                            latency[variant][layers],
+                        )
                     )
     sizes = [block[2].size for block in blocks]
     return Columns(
@@ -150,9 +155,7 @@ def min_sum_pipeline(
         pulp.LpVariable(f"stage_{k}", 0, 1 if columns.roles[k] != 1 else None, pulp.LpInteger)
         for k in kept
     ]
-    total = pulp.LpAffineExpression(
-        list(zip(stage, columns.sum_ms[kept].tolist(), strict=True))
-    )
+    total = pulp.LpAffineExpression(list(zip(stage, columns.sum_ms[kept].tolist(), strict=True)))
     problem += total
     problem += (
         pulp.LpAffineExpression(list(zip(stage, columns.layers[kept].tolist(), strict=True)))
@@ -179,9 +182,7 @@ def min_sum_pipeline(
         for v, k in zip(stage, kept, strict=True)
         for _ in range(round(v.value() or 0.0))
     ]
-    return MinSum(
-        _trim(chosen_columns, total_layers), report.outcome is Outcome.PROVEN
-    )
+    return MinSum(_trim(chosen_columns, total_layers), report.outcome is Outcome.PROVEN)
 
 
 def _can_cover(columns: Columns, kept: NDArray[np.intp], total_layers: int) -> bool:
@@ -203,6 +204,4 @@ def _trim(stages: Sequence[StageChoice], total_layers: int) -> tuple[StageChoice
         largest = max(range(len(layers)), key=layers.__getitem__)
         layers[largest] -= 1
         surplus -= 1
-    return tuple(
-        StageChoice(s.role, s.group, n) for s, n in zip(ordered, layers, strict=True)
-    )
+    return tuple(StageChoice(s.role, s.group, n) for s, n in zip(ordered, layers, strict=True))

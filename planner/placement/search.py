@@ -56,9 +56,7 @@ class _Candidate:
     raw_rps: float
 
 
-def best_placement(
-    table: StageTable, combination: Combination, floor_rps: float = 0.0
-) -> Solution:
+def best_placement(table: StageTable, combination: Combination, floor_rps: float = 0.0) -> Solution:
     """The placement of highest throughput, if it is above `floor_rps` (before utilisation).
 
     Returns a Solution without placement when no placement inside the SLO beats the floor.
@@ -154,9 +152,7 @@ class _Search:
                 high = min(high, int(np.searchsorted(caps, limit / stretch, side="right")) - 1)
             middle = (low + high) // 2
 
-    def _solve(
-        self, columns: Columns, pair: _Pair, cap: float
-    ) -> tuple[StageChoice, ...] | None:
+    def _solve(self, columns: Columns, pair: _Pair, cap: float) -> tuple[StageChoice, ...] | None:
         if not self._enough_work(pair, cap):
             return None
         budget = self.longest_cycle_ms(pair) if self.decode else self.terms.budget_ms

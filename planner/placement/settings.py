@@ -14,7 +14,23 @@ class PlacementSettings:
 
     max_nodes: int = 3  # N_max
     memory_ratio: float = 12.0  # rho: a combination's memory is at most rho x the model's bytes
-    decode_batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+    decode_batch_sizes: tuple[int, ...] = (
+        1,
+        2,
+        4,
+        8,
+        16,
+        24,
+        32,
+        48,
+        64,
+        96,
+        128,
+        192,
+        256,
+        384,
+        512,
+    )
     prefill_batch_sizes: tuple[int, ...] = (1, 2, 3, 4, 6, 8)
     memory_utilization: float = 0.90  # of the card, as vLLM's gpu_memory_utilization
     reserve_gib_per_gpu: float = 1.5  # activations, CUDA graphs, NCCL buffers

@@ -152,10 +152,12 @@ class StageTable:
         node = self.problem.nodes[name]
         if which != BEST:
             return _node_times(self.problem, node, node.options[which], role, micro_batches)
-        times = np.stack([
-            _node_times(self.problem, node, option, role, micro_batches).step_ms
-            for option in node.options
-        ])
+        times = np.stack(
+            [
+                _node_times(self.problem, node, option, role, micro_batches).step_ms
+                for option in node.options
+            ]
+        )
         self._options[(name, role, micro_batches)] = np.argmin(times, axis=0).astype(np.int8)
         best = times.min(axis=0)
         return StageTimes(best, best)
@@ -217,10 +219,14 @@ def _node_times(
     step = layers[:, None] * option.layer_ms[index][None, :] + head[None, :]
     step = np.maximum(step, network_ms(problem, node, layers[:, None], batches[None, :]))
     latency = layers[:, None] * option.latency_layer_ms[index][None, :] + head[None, :]
-    room = np.array([
-        option.max_sequences(int(n), first=role.is_first, last=role.is_last, terms=terms)
-        if n else 0 for n in layers
-    ])
+    room = np.array(
+        [
+            option.max_sequences(int(n), first=role.is_first, last=role.is_last, terms=terms)
+            if n
+            else 0
+            for n in layers
+        ]
+    )
     unfit = micro_batches * group[None, :] > room[:, None]  # P4; no layers, no room (P1)
     unfit |= (handover_ms(problem, node, layers) > terms.handover_ms)[:, None]
     step[unfit] = latency[unfit] = np.inf

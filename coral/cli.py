@@ -1,0 +1,199 @@
+"""Commands. Heavy imports (Prefect, DuckDB, Dask) happen inside the command that needs them.
+
+Exit codes: 0 done, 1 failed for a reason outside the input, 2 the input is wrong or impossible,
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coral import __version__
+
+if TYPE_CHECKING:
+    from flows.build_library import LibraryResult
+
+app = typer.Typer(
+    name="coral",
+    help="Serve many LLMs at least cost on whatever GPUs the clouds have today.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+library_app = typer.Typer(
+    help="The template library: how each model can run on which nodes.", no_args_is_help=True
+)
+app.add_typer(library_app, name="library")
+
+Scenario = Annotated[
+    str, typer.Option("--scenario", "-s", help="A scenario file, or a shipped one: core, tiny.")
+]
+Home = Annotated[
+    str | None,
+    typer.Option("--home", help="Folder of the database. [CORAL_HOME or ~/.local/share/coral]"),
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")
+]
+Dask = Annotated[
+    str | None,
+    typer.Option(
+        "--dask",
+        help="Address of a running Dask scheduler, tcp://host:8786. [a cluster on this machine]",
+    ),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        min=0,
+        help="Dask workers on this machine; 0 solves in this process. [one per core]",
+    ),
+]
+
+
+def main() -> None:
+    """Entry point of the console command."""
+    from planner.errors import CoralError
+
+    try:
+        app(standalone_mode=False)
+    except CoralError as error:
+        _fail(str(error), error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("interrupted; what was solved is stored, run it again to go on", 130)
+    except typer.Exit as stop:
+        sys.exit(stop.exit_code)
+    except Exception as error:
+        usage = getattr(error, "format_message", None)  # a usage error of the command line
+        if usage is not None:
+            _fail(f"{usage()} Try 'coral --help'.", 2)
+        if os.environ.get("CORAL_DEBUG"):
+            raise
+        _fail(f"{type(error).__name__}: {error} (set CORAL_DEBUG=1 for the whole trace)", 1)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"coral {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def quickstart(
+    scenario: Scenario = "core",
+    home: Home = None,
+    dask: Dask = None,
+    workers: Workers = None,
+    as_json: Json = False,
+) -> None:
+    """Build the template library, plan with it, and show the plan beside its baseline."""
+    with _flow_run():
+        from coral.render import print_library, print_plan, summary
+        from flows.quickstart import quickstart as run
+
+        result = run(scenario, home, dask, workers)
+    if as_json:
+        _print_json(summary(result.allocation))
+        return
+    print_library(result.library)
+    print_plan(result.allocation)
+
+
+@library_app.command("build")
+def library_build(
+    scenario: Scenario = "core",
+    home: Home = None,
+    dask: Dask = None,
+    workers: Workers = None,
+    as_json: Json = False,
+) -> None:
+    """Solve the placement of every combination of nodes that the database does not hold yet."""
+    with _flow_run():
+        from coral.render import print_library
+        from flows.build_library import build_library as run
+
+        result: LibraryResult = run(scenario, home, dask, workers)
+    if as_json:
+        _print_json(
+            {
+                "scenario": result.scenario,
+                "templates": result.templates,
+                "combinations": sum(len(phase.keys) for phase in result.phases),
+                "solved": sum(phase.solved for phase in result.phases),
+                "reused": sum(phase.reused for phase in result.phases),
+                "seconds": round(result.seconds, 3),
+            }
+        )
+        return
+    print_library(result)
+
+
+@app.command()
+def allocate(scenario: Scenario = "core", home: Home = None, as_json: Json = False) -> None:
+    """Choose what to run where, with the library in the database."""
+    with _flow_run():
+        from coral.render import print_plan, summary
+        from flows.allocate import allocate as run
+
+        result = run(scenario, home)
+    if as_json:
+        _print_json(summary(result))
+        return
+    print_plan(result)
+
+
+@app.command()
+def sql(
+    query: Annotated[str, typer.Argument(help='For example "FROM best_templates LIMIT 5".')],
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Run SQL on the read-only snapshot of the database; it never meets a lock.
+
+    Views to start with: best_templates, allocation_history, latest_price, rejected_offers.
+    """
+    from coral.render import print_rows
+    from tasks.home import open_catalog
+
+    columns, rows = open_catalog(home).query(query)
+    if as_json:
+        _print_json({"columns": columns, "rows": [list(row) for row in rows]})
+        return
+    print_rows(columns, rows)
+
+
+@contextlib.contextmanager
+def _flow_run() -> Iterator[None]:
+    """Run a flow quietly, with a progress bar on a terminal."""
+    # Prefect and Dask log every start and stop; errors reach the user as one sentence instead.
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")
+    os.environ.setdefault("PREFECT_LOGGING_ROOT_LEVEL", "CRITICAL")
+    os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
+    os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+    os.environ.setdefault("DO_NOT_TRACK", "1")
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    from coral.progress import progress_bars
+
+    with progress_bars():
+        yield
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    typer.echo(json.dumps(value, default=str))
+
+
+def _fail(message: str, code: int) -> None:
+    typer.echo(f"coral: {message}", err=True)
+    sys.exit(code)

@@ -1,0 +1,230 @@
+"""What commands print."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from planner.allocation.plan import Plan, PlannedReplicas
+from planner.types import Market, Provenance, Template
+
+if TYPE_CHECKING:
+    from flows.allocate import AllocationResult
+    from flows.build_library import LibraryResult
+
+
+def summary(result: AllocationResult) -> dict[str, Any]:
+    """The JSON object of an allocation."""
+    decision = result.decision
+    coral, homo = decision.coral, decision.homo_joint
+    return {
+        "scenario": result.inputs.scenario.name,
+        "templates": decision.templates,
+        "cost_usd_per_hour": round(coral.cost_usd_per_hour, 4),
+        "homo_joint_usd_per_hour": round(homo.cost_usd_per_hour, 4),
+        "served": round(coral.served_share, 6),
+        "homo_joint_served": round(homo.served_share, 6),
+        "served_by_workload": {s.workload: round(s.share, 6) for s in coral.services},
+        "replicas": sum(planned.count for planned in coral.replicas),
+        "nodes": sum(planned.count for planned in coral.nodes),
+        "solve_s": round(coral.solve_s, 3),
+        "gap": round(coral.gap, 6),
+        "proven": coral.proven,
+        "stock": result.inputs.scenario.stock_note,
+        "allocation_id": decision.allocation_id,
+        "database": result.database,
+    }
+
+
+def print_library(result: LibraryResult) -> None:
+    """How large the library is and how it was got."""
+    console = _console()
+    table = Table(title=f"Template library of scenario {result.scenario}", title_justify="left")
+    for column in ("workload", "phase"):
+        table.add_column(column)
+    for column in ("combinations", "reused", "solved", "templates", "no gain", "outside SLO", "s"):
+        table.add_column(column, justify="right")
+    from tasks.library import INFEASIBLE, NO_GAIN
+
+    for phase in result.phases:
+        table.add_row(
+            phase.workload,
+            phase.phase.value,
+            str(len(phase.keys)),
+            str(phase.reused),
+            str(phase.solved),
+            str(phase.kept),
+            str(phase.outcomes.get(NO_GAIN, 0)),
+            str(phase.outcomes.get(INFEASIBLE, 0)),
+            f"{phase.seconds:.1f}",
+        )
+    console.print(table)
+    left_out: dict[str, int] = {}
+    for phase in result.phases:
+        for reason, count in phase.left_out.items():
+            left_out[reason] = left_out.get(reason, 0) + count
+    reasons = ", ".join(f"{count} with {reason}" for reason, count in left_out.items() if count)
+    console.print(
+        f"{result.templates} templates in {result.seconds:.1f} s. A combination has no gain when "
+        "two smaller ones that make it up serve as much."
+        + (f" Never solved: {reasons}." if reasons else "")
+    )
+    unproven = sum(phase.unproven for phase in result.phases)
+    if unproven:
+        console.print(
+            f"[yellow]{unproven} combinations stopped at an ILP's time limit: their templates are "
+            "feasible, better ones may exist.[/yellow]"
+        )
+    console.print()
+
+
+def print_plan(result: AllocationResult) -> None:
+    """The plan, its cost beside Homo-joint's, what binds and where the data lies."""
+    console = _console()
+    scenario, decision = result.inputs.scenario, result.decision
+    plan = decision.coral
+    demand = {service.workload: service.demand_rps for service in plan.services}
+    table = Table(title=f"Plan for scenario {scenario.name}", title_justify="left")
+    table.add_column("domain")
+    table.add_column("market")
+    table.add_column("template", overflow="fold")
+    table.add_column("replicas", justify="right")
+    table.add_column("$/h", justify="right")
+    table.add_column("share of demand", justify="right")
+    shown = sorted(plan.replicas, key=lambda r: (r.template.workload, r.template.phase, r.domain))
+    for planned in shown:
+        share = planned.load_rps / demand[planned.template.workload]
+        table.add_row(
+            planned.domain,
+            _markets(plan, planned),
+            describe_template(planned.template),
+            str(planned.count),
+            f"{_replica_cost(plan, planned):.2f}",
+            f"{share:.1%}",
+        )
+    console.print(table)
+    _print_services(console, plan)
+    _print_cost(console, result)
+    _print_binding(console, result)
+    _print_sources(console, result)
+    console.print(f'Database: {result.database}  (ask it with: coral sql "FROM best_templates")')
+
+
+def describe_template(template: Template) -> str:
+    """'decode Qwen3-32B: [L40S x1 | layers 0-39] -> [2x L4 x1 | 40-63]'."""
+    return f"{template.phase} {template.workload}: {template.placement.describe()}"
+
+
+def print_rows(columns: Sequence[str], rows: Sequence[tuple[object, ...]]) -> None:
+    """A query's result."""
+    console = _console()
+    table = Table()
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*("" if value is None else _cell(value) for value in row))
+    console.print(table)
+    console.print(f"{len(rows)} rows")
+
+
+def _print_services(console: Console, plan: Plan) -> None:
+    for service in plan.services:
+        if service.short_rps > 0:
+            console.print(
+                f"[bold red]{service.workload}[/bold red] falls short: {service.served_rps:.2f} "
+                f"of {service.demand_rps:.2f} requests/s ({service.share:.1%}) can be served."
+            )
+    if all(service.short_rps <= 0 for service in plan.services):
+        rates = ", ".join(f"{s.workload} {s.demand_rps:g}" for s in plan.services)
+        console.print(f"All demand is served (requests/s: {rates}).")
+
+
+def _print_cost(console: Console, result: AllocationResult) -> None:
+    coral, homo = result.decision.coral, result.decision.homo_joint
+    line = f"Cost: [bold]${coral.cost_usd_per_hour:.2f}/h[/bold]"
+    line += f"; Homo-joint on the same input: ${homo.cost_usd_per_hour:.2f}/h"
+    if abs(coral.served_share - homo.served_share) > 1e-6:
+        line += f", serving {homo.served_share:.2%} instead of {coral.served_share:.2%}"
+    elif homo.cost_usd_per_hour:
+        saving = 1.0 - coral.cost_usd_per_hour / homo.cost_usd_per_hour
+        line += f" ({saving:.1%} saved)"
+    console.print(line + ".")
+    state = "proven" if coral.proven else "stopped at the deadline"
+    console.print(
+        f"Solved in {coral.solve_s:.1f} s with {result.decision.templates} templates; "
+        f"gap {coral.gap:.2%} ({state})."
+    )
+
+
+def _print_binding(console: Console, result: AllocationResult) -> None:
+    """Stock that the plan uses up, most valuable first."""
+    plan = result.decision.coral
+    if not plan.binding:
+        console.print("Nothing binds: the plan uses up no stock.")
+        return
+    console.print(f"What binds (stock is {result.inputs.scenario.stock_note}):")
+    for found in sorted(plan.binding, key=lambda b: -b.worth_usd_per_hour):
+        worth = found.worth_usd_per_hour
+        value = f"; one more would save about ${worth:.2f}/h" if worth >= 0.005 else ""
+        offer = found.offer
+        console.print(
+            f"  {offer.node_class} ({offer.instance_type}) in {offer.domain}: "
+            f"all {found.used} used{value}"
+        )
+
+
+def _print_sources(console: Console, result: AllocationResult) -> None:
+    replicas = result.decision.coral.replicas
+    by_source = {
+        source: sum(r.count for r in replicas if r.template.provenance is source)
+        for source in Provenance
+    }
+    parts = ", ".join(f"{count} {source}" for source, count in by_source.items() if count)
+    rejected = {k: n for k, n in result.inputs.offers_rejected.items() if k}
+    reasons = ", ".join(f"{count} {reason}" for reason, count in rejected.items())
+    accepted = result.inputs.offers_rejected.get("", 0)
+    console.print(
+        f"Performance numbers behind the replicas, by their worst source: {parts or 'none'}."
+    )
+    console.print(
+        f"Prices: shipped snapshot, {accepted} accepted, {sum(rejected.values())} rejected "
+        f"({reasons})."
+    )
+
+
+def _markets(plan: Plan, planned: PlannedReplicas) -> str:
+    """Markets in which the replica's node classes are rented in its domain."""
+    classes = {name for name, _ in planned.template.combination}
+    found = {
+        nodes.offer.market
+        for nodes in plan.nodes
+        if nodes.offer.domain == planned.domain and nodes.offer.node_class in classes
+    }
+    return "+".join(market.value.replace("_", "-") for market in Market if market in found)
+
+
+def _replica_cost(plan: Plan, planned: PlannedReplicas) -> float:
+    """Cost of these replicas' nodes, at the mean price of their class in the domain."""
+    total = 0.0
+    for name, count in planned.template.combination:
+        rented = [
+            nodes
+            for nodes in plan.nodes
+            if nodes.offer.domain == planned.domain and nodes.offer.node_class == name
+        ]
+        price = sum(n.cost_usd_per_hour for n in rented) / sum(n.count for n in rented)
+        total += price * count * planned.count
+    return total
+
+
+def _cell(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _console() -> Console:
+    """Standard output; wide enough for template lines where it is not a terminal."""
+    console = Console()
+    return console if console.is_terminal else Console(width=160)

@@ -1,0 +1,1 @@
+"""Fleets, leases, agents and the gateway: from a plan to machines that serve it."""

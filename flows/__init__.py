@@ -1,0 +1,1 @@
+"""One file per flow; each reads like a table of contents."""

@@ -1,0 +1,32 @@
+"""Choose what to run where, with the library in the catalog."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prefect import flow
+
+from tasks.allocation import Decision, decide_task
+from tasks.home import open_catalog
+from tasks.inputs import Inputs, load_inputs
+from tasks.opaque import opaque
+from tasks.scenario_file import read_scenario
+
+
+@dataclass(frozen=True)
+class AllocationResult:
+    """A decision with what it was made from."""
+
+    inputs: Inputs
+    decision: Decision
+    database: str
+
+
+@flow(name="allocate", validate_parameters=False)
+def allocate(scenario: str = "core", home: str | None = None) -> AllocationResult:
+    """Plan with Coral and with Homo-joint, record both, publish the snapshot."""
+    catalog = open_catalog(home)
+    inputs = load_inputs(catalog, read_scenario(scenario))
+    decision = decide_task(catalog, opaque(inputs))
+    catalog.publish(force=True)
+    return AllocationResult(inputs, decision, str(catalog.database))

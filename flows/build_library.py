@@ -1,0 +1,54 @@
+"""Build the template library of a scenario: every combination, streamed, resumable."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass
+
+from prefect import flow
+
+from tasks.home import open_catalog
+from tasks.inputs import load_inputs
+from tasks.library import PhaseLibrary, build_phase_task, record_builds, require_templates
+from tasks.opaque import opaque
+from tasks.scenario_file import read_scenario
+from tasks.solving import Solvers
+
+
+@dataclass(frozen=True)
+class LibraryResult:
+    """What a build came to."""
+
+    scenario: str
+    phases: tuple[PhaseLibrary, ...]
+    seconds: float
+
+    @property
+    def templates(self) -> int:
+        return sum(phase.kept for phase in self.phases)
+
+
+@flow(name="build-library", validate_parameters=False)
+def build_library(
+    scenario: str = "core",
+    home: str | None = None,
+    dask: str | None = None,
+    workers: int | None = None,
+) -> LibraryResult:
+    """Solve the placement of every combination that the catalog does not hold yet.
+
+    `scenario` is a file or the name of a shipped example; `dask` the address of a scheduler
+    (default: a cluster on this machine); `workers` its size, 0 to solve in this process.
+    """
+    started = time.perf_counter()
+    catalog = open_catalog(home)
+    inputs = load_inputs(catalog, read_scenario(scenario))
+    phases: list[PhaseLibrary] = []
+    with Solvers(dask, workers) as solvers:
+        for phase in inputs.phases:
+            phases.append(build_phase_task(catalog, opaque(phase), opaque(solvers)))
+            require_templates(phase, phases[-1])
+    record_builds(catalog, uuid.uuid4().hex, inputs.scenario.name, phases)
+    catalog.publish(force=True)
+    return LibraryResult(inputs.scenario.name, tuple(phases), time.perf_counter() - started)

@@ -1,0 +1,1 @@
+"""Discrete-event simulation of a fleet under a request trace."""

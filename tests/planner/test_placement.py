@@ -1,0 +1,201 @@
+"""Placement against brute force, and its recheck against broken placements."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner.placement.combinations import (
+    count_multisets,
+    enumerate_combinations,
+    split_floor,
+    sub_multisets,
+)
+from planner.placement.evaluate import PlacementCheckError, evaluate, make_template
+from planner.placement.latency import least_latency_ms
+from planner.placement.search import RELATIVE_TOLERANCE, best_placement
+from planner.placement.stages import StageTable
+from planner.types import Phase, Stage, combination_of
+from tests.builders import random_problem
+from tests.planner.brute_force import best_rps
+
+
+def combinations_of(problem, max_nodes):
+    return list(enumerate_combinations(problem, max_nodes, 1e9))
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+@pytest.mark.parametrize("seed", range(6))
+def test_best_placement_matches_brute_force_on_pairs(seed: int, phase: Phase) -> None:
+    problem = random_problem(seed, phase)
+    table = StageTable(problem)
+    for combination in combinations_of(problem, 2):
+        expected = best_rps(problem, combination)
+        found = best_placement(table, combination)
+        assert found.proven
+        if expected == 0:
+            assert found.placement is None
+        else:
+            assert found.placement is not None
+            assert found.placement.raw_rps == pytest.approx(expected, rel=2 * RELATIVE_TOLERANCE)
+            assert found.placement.raw_rps <= expected * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+@pytest.mark.parametrize("seed", range(20, 24))
+def test_best_placement_matches_brute_force_on_three_nodes(seed: int, phase: Phase) -> None:
+    problem = random_problem(seed, phase, layers=4, classes=2)
+    problem = replace(problem, batch_sizes=(1, 3))
+    table = StageTable(problem)
+    names = sorted(problem.nodes)
+    for counts in ({names[0]: 3}, {names[0]: 2, names[1]: 1}, {names[0]: 1, names[1]: 2}):
+        combination = combination_of(counts)
+        expected = best_rps(problem, combination)
+        placement = best_placement(table, combination).placement
+        assert (placement.raw_rps if placement else 0.0) == pytest.approx(
+            expected, rel=2 * RELATIVE_TOLERANCE
+        )
+
+
+def test_brute_force_cases_include_pipelines_and_data_parallel_stages() -> None:
+    """The comparison above would prove little if every optimum were a single node."""
+    shapes = set()
+    for phase in Phase:
+        for seed in range(6):
+            problem = random_problem(seed, phase)
+            table = StageTable(problem)
+            for combination in combinations_of(problem, 2):
+                placement = best_placement(table, combination).placement
+                if placement:
+                    widest = max(len(stage.nodes) for stage in placement.stages)
+                    shapes.add((len(placement.stages), widest))
+    assert {(1, 1), (1, 2), (2, 1)} <= shapes
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_a_floor_hides_what_does_not_beat_it(phase: Phase) -> None:
+    problem = random_problem(3, phase)
+    table = StageTable(problem)
+    for combination in combinations_of(problem, 2):
+        free = best_placement(table, combination).placement
+        if free is None:
+            continue
+        assert best_placement(table, combination, free.raw_rps).placement is None
+        below = best_placement(table, combination, free.raw_rps * 0.99).placement
+        assert below is not None
+        assert below.raw_rps == pytest.approx(free.raw_rps, rel=2 * RELATIVE_TOLERANCE)
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_every_placement_survives_the_recheck(phase: Phase) -> None:
+    checked = 0
+    for seed in range(8):
+        problem = random_problem(seed, phase)
+        table = StageTable(problem)
+        for combination in combinations_of(problem, 2):
+            placement = best_placement(table, combination).placement
+            if placement:
+                template = make_template(problem, combination, placement)
+                assert template.throughput_rps == pytest.approx(placement.raw_rps * 0.9)
+                checked += 1
+    assert checked > 10
+
+
+def some_pipeline(phase=Phase.DECODE):
+    for seed in range(30):
+        problem = random_problem(seed, phase)
+        table = StageTable(problem)
+        for combination in combinations_of(problem, 2):
+            placement = best_placement(table, combination).placement
+            if placement and len(placement.stages) == 2:
+                return problem, combination, placement
+    raise AssertionError("no pipeline among the random problems")
+
+
+def test_recheck_refuses_what_breaks_a_constraint() -> None:
+    problem, combination, placement = some_pipeline()
+    first, second = placement.stages
+    with pytest.raises(PlacementCheckError, match="contiguous"):
+        gap = replace(second, first_layer=second.first_layer + 1)
+        evaluate(problem, combination, replace(placement, stages=(first, gap)))
+    with pytest.raises(PlacementCheckError, match="layers placed"):
+        evaluate(problem, combination, replace(placement, stages=(first,)))
+    with pytest.raises(PlacementCheckError, match="does not have"):
+        twice = replace(second, nodes=second.nodes + first.nodes)
+        evaluate(problem, combination, replace(placement, stages=(first, twice)))
+    with pytest.raises(PlacementCheckError, match="less than its micro-batch"):
+        more = replace(placement, micro_batch_size=placement.micro_batch_size + 1)
+        evaluate(problem, combination, more)
+    with pytest.raises(PlacementCheckError, match=r"memory|budget"):
+        evaluate(problem, combination, replace(placement, micro_batches=500))
+    with pytest.raises(PlacementCheckError, match="recheck"):
+        make_template(problem, combination, replace(placement, raw_rps=placement.raw_rps * 1.1))
+    tight = replace(problem, terms=replace(problem.terms, budget_ms=placement.latency_ms * 0.99))
+    with pytest.raises(PlacementCheckError, match="budget"):
+        evaluate(tight, combination, placement)
+    slow = replace(problem, terms=replace(problem.terms, handover_ms=1e-6))
+    with pytest.raises(PlacementCheckError, match="hands its KV over"):
+        evaluate(slow, combination, placement)
+
+
+def test_describe_names_nodes_layers_and_groups() -> None:
+    _, _, placement = some_pipeline()
+    text = placement.describe()
+    assert text.count("->") == 1
+    assert "| layers 0-" in text
+    last = placement.stages[-1]
+    assert text.endswith(f"{last.first_layer}-{last.first_layer + last.layers - 1}]")
+
+
+def test_enumeration_keeps_rho_and_exempts_single_nodes() -> None:
+    problem = random_problem(0, Phase.DECODE)
+    gib = problem.terms.model_bytes / 2**30
+    names = sorted(problem.nodes)
+    sizes = dict(zip(names, (0.5 * gib, 3 * gib, 20 * gib), strict=True))
+    nodes = {n: replace(problem.nodes[n], memory_gib=sizes[n]) for n in names}
+    found = enumerate_combinations(replace(problem, nodes=nodes), 2, 6.0)
+    small, middle, large = names
+    assert set(found) == {
+        combination_of({middle: 1}),
+        combination_of({large: 1}),  # above rho, but a single node
+        combination_of({small: 2}),
+        combination_of({small: 1, middle: 1}),
+        combination_of({middle: 2}),
+    }
+    assert sum(found.left_out.values()) + len(found) == count_multisets(3, 2)
+
+
+def test_split_floor_is_the_best_pair_of_parts() -> None:
+    best = {
+        combination_of({"A": 1}): 2.0,
+        combination_of({"B": 1}): 3.0,
+        combination_of({"A": 1, "B": 1}): 7.0,
+        combination_of({"A": 2}): 4.5,
+    }
+    assert split_floor(combination_of({"A": 2, "B": 1}), best) == 9.0  # AB + A
+    assert split_floor(combination_of({"A": 1}), best) == 0.0
+    assert len(list(sub_multisets(combination_of({"A": 2, "B": 1})))) == 5
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_least_latency_is_where_the_slo_becomes_possible(phase: Phase) -> None:
+    problem = random_problem(2, phase)
+    problem = replace(problem, terms=replace(problem.terms, handover_ms=1e9))
+    combinations = combinations_of(problem, 2)
+    least = least_latency_ms(problem, combinations)
+
+    def feasible(budget_ms: float) -> bool:
+        terms = replace(problem.terms, budget_ms=budget_ms)
+        table = StageTable(replace(problem, terms=terms))
+        return any(best_placement(table, c).placement for c in combinations)
+
+    assert feasible(least * 1.001)
+    assert not feasible(least * 0.999)
+
+
+def test_stage_layers_are_contiguous_from_zero() -> None:
+    problem, _, placement = some_pipeline(Phase.PREFILL)
+    covered = [range(s.first_layer, s.first_layer + s.layers) for s in placement.stages]
+    assert [layer for part in covered for layer in part] == list(range(problem.terms.layers))
+    assert all(isinstance(stage, Stage) for stage in placement.stages)
