@@ -62,14 +62,14 @@ Workers = Annotated[
 
 def main() -> None:
     """Entry point of the console command."""
+    from coral.interrupt import stop_on_interrupt
     from planner.errors import CoralError
 
+    stop_on_interrupt()
     try:
         app(standalone_mode=False)
     except CoralError as error:
         _fail(str(error), error.exit_code)
-    except (KeyboardInterrupt, typer.Abort):
-        _fail("interrupted; what was solved is stored, run it again to go on", 130)
     except typer.Exit as stop:
         sys.exit(stop.exit_code)
     except Exception as error:
@@ -99,6 +99,7 @@ def quickstart(
     as_json: Json = False,
 ) -> None:
     """Build the template library, plan with it, and show the plan beside its baseline."""
+    _check(scenario, home)
     with _flow_run():
         from coral.render import print_library, print_plan, summary
         from flows.quickstart import quickstart as run
@@ -120,6 +121,7 @@ def library_build(
     as_json: Json = False,
 ) -> None:
     """Solve the placement of every combination of nodes that the database does not hold yet."""
+    _check(scenario, home)
     with _flow_run():
         from coral.render import print_library
         from flows.build_library import build_library as run
@@ -143,6 +145,7 @@ def library_build(
 @app.command()
 def allocate(scenario: Scenario = "core", home: Home = None, as_json: Json = False) -> None:
     """Choose what to run where, with the library in the database."""
+    _check(scenario, home)
     with _flow_run():
         from coral.render import print_plan, summary
         from flows.allocate import allocate as run
@@ -172,6 +175,15 @@ def sql(
         _print_json({"columns": columns, "rows": [list(row) for row in rows]})
         return
     print_rows(columns, rows)
+
+
+def _check(scenario: str, home: str | None) -> None:
+    """Find a mistake in the input before a flow starts, which takes Prefect seconds."""
+    from tasks.home import open_catalog
+    from tasks.inputs import load_inputs
+    from tasks.scenario_file import read_scenario
+
+    load_inputs(open_catalog(home), read_scenario(scenario))
 
 
 @contextlib.contextmanager

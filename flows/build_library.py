@@ -48,7 +48,7 @@ def build_library(
     with Solvers(dask, workers) as solvers:
         for phase in inputs.phases:
             phases.append(build_phase_task(catalog, opaque(phase), opaque(solvers)))
-            require_templates(phase, phases[-1])
+            require_templates(phase, phases[-1], inputs.scenario.placement)
     record_builds(catalog, uuid.uuid4().hex, inputs.scenario.name, phases)
     catalog.publish(force=True)
     return LibraryResult(inputs.scenario.name, tuple(phases), time.perf_counter() - started)

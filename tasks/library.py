@@ -13,9 +13,9 @@ from prefect.cache_policies import NO_CACHE
 
 from catalog import reads, writes
 from catalog.store import Catalog
-from planner.errors import ImpossibleSloError, NoTemplateError
 from planner.placement.combinations import split_floor
-from planner.placement.latency import least_latency_ms
+from planner.placement.latency import explain_no_template
+from planner.placement.settings import PlacementSettings
 from planner.types import Combination, Phase, describe_combination
 from tasks import progress
 from tasks.inputs import PhaseInputs
@@ -120,42 +120,14 @@ def record_builds(
             writes.write_build(connection, row, now)
 
 
-def require_templates(inputs: PhaseInputs, library: PhaseLibrary) -> None:
-    """Say why a phase has no template at all.
-
-    Raises ImpossibleSloError: with the best achievable latency. NoTemplateError: no combination
-    holds the model.
-    """
-    if library.kept:
-        return
-    problem, workload = inputs.problem, inputs.workload
-    name, slo = workload.name, workload.slo
-    least = least_latency_ms(problem, inputs.combinations)
-    remedy = "add node classes, or raise placement.max_nodes"
-    if least == float("inf"):
-        raise NoTemplateError(
-            f"workload {name!r}: no combination of its node classes holds {workload.model.name} "
-            f"({workload.model.total_bytes / 2**30:.0f} GiB of weights); {remedy}"
+def require_templates(
+    inputs: PhaseInputs, library: PhaseLibrary, settings: PlacementSettings
+) -> None:
+    """Raise an InputError with the best achievable latency when a phase has no template."""
+    if not library.kept:
+        raise explain_no_template(
+            inputs.workload, inputs.problem, list(inputs.combinations), settings
         )
-    if least <= problem.terms.budget_ms:
-        raise ImpossibleSloError(
-            f"workload {name!r}: no node moves the KV of a p95 prompt within "
-            f"{problem.terms.handover_ms:.0f} ms; raise slo.ttft_ms or "
-            f"placement.kv_handover_share, or {remedy}"
-        )
-    if problem.phase is Phase.DECODE:
-        raise ImpossibleSloError(
-            f"workload {name!r}: no template meets its TPOT of {slo.tpot_ms:g} ms; the best "
-            f"achievable is {least:.1f} ms; raise slo.tpot_ms or add faster node classes"
-        )
-    budget = problem.terms.budget_ms
-    share = (budget + slo.tpot_ms) / slo.ttft_ms
-    raise ImpossibleSloError(
-        f"workload {name!r}: no template meets its TTFT of {slo.ttft_ms:g} ms: queueing, KV "
-        f"hand-over and the first decode step leave {budget:.0f} ms for the prefill of a p95 "
-        f"prompt and the best achievable is {least:.0f} ms, a TTFT of "
-        f"{(least + slo.tpot_ms) / share:.0f} ms; raise slo.ttft_ms or add faster node classes"
-    )
 
 
 def _row(inputs: PhaseInputs, key: str, solved: Solved) -> writes.SolutionRow:

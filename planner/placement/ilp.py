@@ -173,7 +173,8 @@ def min_sum_pipeline(
             if used[columns.groups[k]]
         ]
         problem += pulp.LpAffineExpression(terms) <= available, f"P2_nodes_{index}"
-    problem += total <= budget_ms, "P5_latency"
+    if np.isfinite(budget_ms):
+        problem += total <= budget_ms, "P5_latency"
     report = solve(problem, time_limit_s=time_limit_s)
     if report.outcome is Outcome.INFEASIBLE:
         return None

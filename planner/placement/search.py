@@ -43,7 +43,8 @@ class _Pair:
 
     micro_batches: int
     batch: int
-    cycle_bound_ms: float
+    cap_bound_ms: float  # no pipeline has a shorter slowest step
+    cycle_bound_ms: float  # nor a shorter cycle
     rps_bound: float
 
 
@@ -133,7 +134,7 @@ class _Search:
         )
         stretch = pair.micro_batches if self.decode else 1
         caps = np.unique(columns.step_ms)
-        low = int(np.searchsorted(caps, pair.cycle_bound_ms / stretch * (1 - 1e-9)))
+        low = int(np.searchsorted(caps, pair.cap_bound_ms * (1 - 1e-9)))
         high = int(np.searchsorted(caps, limit / stretch, side="right")) - 1
         middle = high  # the loosest cap first: without a pipeline under it there is none at all
         while low <= high:
@@ -197,7 +198,7 @@ class _Search:
 
     def _bounded(self, micro_batches: int, batch: int) -> _Pair:
         """A pair with a lower bound of its cycle: work (bisected) and, for decode, the sum."""
-        unbounded = _Pair(micro_batches, batch, np.inf, 0.0)
+        unbounded = _Pair(micro_batches, batch, np.inf, np.inf, 0.0)
         target = batch * self.terms.layers
         stretch = micro_batches if self.decode else 1
         ceiling = self.longest_cycle_ms(unbounded) / stretch
@@ -218,9 +219,8 @@ class _Search:
             return unbounded
         if self.decode:
             cycle = max(cycle, shortest)
-        return _Pair(
-            micro_batches, batch, cycle, self.rps(unbounded, cycle) if cycle > 0 else np.inf
-        )
+        rps = self.rps(unbounded, cycle) if cycle > 0 else np.inf
+        return _Pair(micro_batches, batch, low, cycle, rps)
 
     def _sum_bound(self, micro_batches: int, batch: int) -> float:
         """Every layer takes at least its share of the fastest stage that the nodes can form."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -26,7 +27,7 @@ def combinations_of(problem, max_nodes):
 
 
 @pytest.mark.parametrize("phase", list(Phase))
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(12))
 def test_best_placement_matches_brute_force_on_pairs(seed: int, phase: Phase) -> None:
     problem = random_problem(seed, phase)
     table = StageTable(problem)
@@ -43,7 +44,7 @@ def test_best_placement_matches_brute_force_on_pairs(seed: int, phase: Phase) ->
 
 
 @pytest.mark.parametrize("phase", list(Phase))
-@pytest.mark.parametrize("seed", range(20, 24))
+@pytest.mark.parametrize("seed", range(20, 30))
 def test_best_placement_matches_brute_force_on_three_nodes(seed: int, phase: Phase) -> None:
     problem = random_problem(seed, phase, layers=4, classes=2)
     problem = replace(problem, batch_sizes=(1, 3))
@@ -180,18 +181,24 @@ def test_split_floor_is_the_best_pair_of_parts() -> None:
 
 @pytest.mark.parametrize("phase", list(Phase))
 def test_least_latency_is_where_the_slo_becomes_possible(phase: Phase) -> None:
-    problem = random_problem(2, phase)
-    problem = replace(problem, terms=replace(problem.terms, handover_ms=1e9))
-    combinations = combinations_of(problem, 2)
-    least = least_latency_ms(problem, combinations)
+    reached = 0
+    for seed in range(6):
+        problem = random_problem(seed, phase)
+        combinations = combinations_of(problem, 2)
+        least = least_latency_ms(problem, combinations)
 
-    def feasible(budget_ms: float) -> bool:
-        terms = replace(problem.terms, budget_ms=budget_ms)
-        table = StageTable(replace(problem, terms=terms))
-        return any(best_placement(table, c).placement for c in combinations)
+        def feasible(budget_ms: float, problem=problem, combinations=combinations) -> bool:
+            terms = replace(problem.terms, budget_ms=budget_ms)
+            table = StageTable(replace(problem, terms=terms))
+            return any(best_placement(table, c).placement for c in combinations)
 
-    assert feasible(least * 1.001)
-    assert not feasible(least * 0.999)
+        if math.isinf(least):
+            assert not feasible(1e6)
+        else:
+            assert feasible(least * 1.001)
+            assert not feasible(least * 0.999)
+            reached += 1
+    assert reached >= 3
 
 
 def test_stage_layers_are_contiguous_from_zero() -> None:

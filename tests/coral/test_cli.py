@@ -1,0 +1,179 @@
+"""What a user types and reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import coral.cli
+from coral.render import describe_template
+from tests.builders import template
+
+CORAL = str(Path(sys.executable).parent / "coral")
+
+
+def run(*arguments: str, home: Path | None = None, **options) -> subprocess.CompletedProcess[str]:
+    extra = ["--home", str(home)] if home else []
+    return subprocess.run(
+        [CORAL, *arguments, *extra], capture_output=True, text=True, timeout=240, **options
+    )
+
+
+@pytest.fixture(scope="module")
+def tiny_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home in which the quickstart ran once, as a user runs it."""
+    home = tmp_path_factory.mktemp("tiny-home")
+    done = run("quickstart", "--scenario", "tiny", home=home)
+    assert done.returncode == 0, done.stderr
+    (home / "output.txt").write_text(done.stdout)
+    return home
+
+
+def test_quickstart_prints_library_plan_cost_and_database(tiny_home: Path) -> None:
+    text = (tiny_home / "output.txt").read_text()
+    assert "Template library of scenario tiny" in text
+    assert re.search(r"aws:us-east-1 +│ on-demand +│ decode Qwen3-14B: \[.* \| layers 0-", text)
+    assert re.search(r"Cost: \$[\d.]+/h; Homo-joint on the same input: \$[\d.]+/h", text)
+    assert "What binds (stock is assumed, level limited)" in text
+    assert "130 rejected" in text
+    assert str(tiny_home / "coral.duckdb") in text
+
+
+def test_quickstart_json_has_the_promised_keys_and_reuses_the_library(tiny_home: Path) -> None:
+    done = run("quickstart", "--scenario", "tiny", "--json", home=tiny_home)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert {
+        "templates", "cost_usd_per_hour", "homo_joint_usd_per_hour", "served", "solve_s", "gap",
+        "database",
+    } <= found.keys()  # fmt: skip
+    assert found["served"] == 1.0
+    assert found["cost_usd_per_hour"] <= found["homo_joint_usd_per_hour"]
+    build = run("library", "build", "--scenario", "tiny", "--json", home=tiny_home)
+    built = json.loads(build.stdout.splitlines()[-1])
+    assert built["solved"] == 0
+    assert built["reused"] == built["combinations"]
+    assert built["templates"] == found["templates"]
+
+
+def test_sql_reads_the_snapshot(tiny_home: Path) -> None:
+    done = run("sql", "SELECT count(*) AS n FROM template", "--json", home=tiny_home)
+    answer = json.loads(done.stdout.splitlines()[-1])
+    assert answer["columns"] == ["n"]
+    assert answer["rows"][0][0] > 0
+    shown = run("sql", "FROM best_templates LIMIT 2", home=tiny_home)
+    assert "2 rows" in shown.stdout
+    assert "tokens_per_usd" in shown.stdout
+
+
+TINY = Path("examples/tiny.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("Qwen/Qwen3-14B", "Qwen/Qwen3-15B", "unknown model 'Qwen/Qwen3-15B'"),
+        ("L40S x1", "L40Z x1", "unknown GPU 'L40Z'"),
+        ("aws:us-east-1", "aws:us-east-9", "did you mean 'aws:us-east-"),
+        ("max_nodes", "max_node", "unknown key 'placement.max_node'; did you mean 'max_nodes'?"),
+        ("tpot_ms: 80", "tpot_ms: -80", "workloads.0.slo.tpot_ms"),
+        ("tpot_ms: 80", "tpot_ms: 2", "no template meets its TPOT of 2 ms; the best achievable"),
+        ("ttft_ms: 2000", "ttft_ms: 90", "no template meets its TTFT of 90 ms"),
+        ("slo:", "dtype: fp4\n    slo:", "no measured profile of Qwen/Qwen3-14B in fp4 on L4"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(
+    tmp_path: Path, tiny_home: Path, old: str, new: str, message: str
+) -> None:
+    scenario = tmp_path / "s.yaml"
+    scenario.write_text(TINY.replace(old, new))
+    done = run("quickstart", "--scenario", str(scenario), "--workers", "0", home=tiny_home)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("coral: ")
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["quickstart", "--scenario", "nowhere.yaml"], "no scenario file 'nowhere.yaml'"),
+        (["sql", "SELEC"], "no database in"),
+        (["quickstart", "--nonsense"], "No such option: --nonsense"),
+        (["nonsense"], "No such command 'nonsense'"),
+        (["quickstart", "--dask", "tcp://127.0.0.1:1", "-s", "tiny"], "no Dask scheduler answers"),
+    ],
+)
+def test_wrong_calls_say_what_is_wrong(tmp_path: Path, arguments: list[str], message: str) -> None:
+    known = arguments[0] in {"quickstart", "sql"}
+    done = run(*arguments, home=tmp_path if known else None)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_broken_database_is_named_and_kept(tmp_path: Path) -> None:
+    (tmp_path / "coral.duckdb").write_text("not a database" * 1000)
+    done = run("library", "build", "-s", "tiny", "--workers", "0", home=tmp_path)
+    assert done.returncode == 2
+    assert "move it away to start anew" in done.stderr
+    assert (tmp_path / "coral.duckdb").read_text().startswith("not a database")
+
+
+def test_ctrl_c_exits_130_and_the_next_run_goes_on(tmp_path: Path) -> None:
+    command = [CORAL, "quickstart", "--scenario", "core", "--home", str(tmp_path)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and stored(tmp_path) < 5:
+            time.sleep(0.5)
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, (out, err)
+    assert "interrupted; what was solved is stored" in err
+    assert "Traceback" not in err
+    assert stored(tmp_path) >= 5
+
+
+def stored(home: Path) -> int:
+    """Combinations that another process has committed so far."""
+    from catalog.store import Catalog
+
+    if not (home / "coral.duckdb").exists():
+        return 0
+    with Catalog(home).read() as connection:
+        return int(connection.execute("SELECT count(*) FROM solution").fetchall()[0][0])
+
+
+def test_help_explains_every_command() -> None:
+    for arguments in ([], ["quickstart"], ["library"], ["library", "build"], ["allocate"], ["sql"]):
+        done = run(*arguments, "--help")
+        assert done.returncode == 0
+        assert len(done.stdout) > 200
+    assert run("--version").stdout.strip() == f"coral {coral.__version__}"
+
+
+def test_every_command_is_documented(repository: Path) -> None:
+    readme = (repository / "README.md").read_text() + (
+        repository / "docs" / "operations.md"
+    ).read_text()
+    for command in ("quickstart", "library build", "allocate", "sql"):
+        assert f"coral {command}" in readme, command
+
+
+def test_a_template_reads_as_one_line() -> None:
+    from planner.types import Phase
+
+    line = describe_template(template("x", Phase.DECODE, {"L40S x1": 1, "L4 x1": 2}, 1.0))
+    assert line == "decode chat: [2x L4 x1 + L40S x1 | layers 0-3]"

@@ -1,0 +1,223 @@
+"""Every template and plan of the core scenario, rechecked from the performance model up.
+
+Nothing here uses the product's profiles, tables of stages, search or checks: memory, steps,
+cycle, latency, hand-over, stock and demand are worked out anew from the formulation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+
+import numpy as np
+import pytest
+
+from catalog.store import Catalog
+from planner.types import Phase, Template, Workload
+from tasks.allocation import decide, read_library
+from tasks.inputs import Inputs
+
+GIB = 2**30
+
+
+@pytest.fixture(scope="session")
+def library(core: tuple[Catalog, Inputs]) -> list[Template]:
+    catalog, inputs = core
+    return read_library(catalog, inputs)
+
+
+@pytest.fixture(scope="session")
+def decision(core: tuple[Catalog, Inputs]):
+    catalog, inputs = core
+    return decide(catalog, inputs)
+
+
+def recheck(inputs: Inputs, template: Template) -> None:
+    scenario, performance = inputs.scenario, inputs.performance
+    workload = next(w for w in scenario.workloads if w.name == template.workload)
+    nodes = {node.name: node for node in scenario.node_classes}
+    settings, placement = scenario.placement, template.placement
+    model, lengths, slo = workload.model, workload.lengths, workload.slo
+    decode = template.phase is Phase.DECODE
+    m, b = placement.micro_batches, placement.micro_batch_size
+
+    layers = [n for s in placement.stages for n in range(s.first_layer, s.first_layer + s.layers)]
+    assert layers == list(range(model.layers))
+    used = Counter(node.node_class for stage in placement.stages for node in stage.nodes)
+    assert used == Counter(dict(template.combination))
+    assert sum(used.values()) <= settings.max_nodes
+
+    steps, latencies = [], []
+    for index, stage in enumerate(placement.stages):
+        first, last = index == 0, index == len(placement.stages) - 1
+        assert sum(node.batch for node in stage.nodes) == b
+        stage_steps, stage_latencies = [], []
+        for part in stage.nodes:
+            node, tp = nodes[part.node_class], part.tensor_parallel_size
+            assert tp * part.data_parallel_size == node.gpu_count
+            share = math.ceil(part.batch / part.data_parallel_size)
+            weights = model.bytes_per_layer * stage.layers
+            weights += model.embed_bytes * first + model.lm_head_bytes * last
+            tokens = m * share * (lengths.mean_input + decode * lengths.mean_output)
+            tokens += lengths.p95_input - lengths.mean_input
+            tokens += decode * (lengths.p95_output - lengths.mean_output)
+            kv = tokens * stage.layers * model.kv_bytes_per_token_per_layer
+            room = node.gpu.memory_gib * settings.memory_utilization - settings.reserve_gib_per_gpu
+            assert weights / tp + kv / min(tp, model.kv_heads) <= room * GIB * (1 + 1e-9)
+
+            one = np.array([float(share)])
+            if decode:
+                context = lengths.mean_input + lengths.mean_output / 2
+                long = lengths.p95_input + lengths.p95_output / 2
+                times = performance.decode_step(
+                    model, workload.dtype, node, tp, one, context + (long - context) / one
+                )
+                tail = times
+            else:
+                times = performance.prefill_step(
+                    model, workload.dtype, node, tp, one, lengths.mean_input
+                )
+                tail = performance.prefill_step(
+                    model, workload.dtype, node, tp, one, lengths.mean_input, lengths.p95_input
+                )
+            once = performance.overhead_ms(node.gpu) + last * times.head_ms[0]
+            stage_steps.append(stage.layers * times.layer_ms[0] + once)
+            stage_latencies.append(stage.layers * tail.layer_ms[0] + once)
+            kv_bits = 8 * stage.layers * model.kv_bytes_per_token_per_layer
+            handover_ms = kv_bits * lengths.p95_input / (node.network_peak_gbit_per_s * 1e6)
+            assert handover_ms <= settings.kv_handover_share * slo.ttft_ms
+            prompts = part.batch / lengths.mean_output if decode else part.batch
+            sustained_ms = (
+                prompts * kv_bits * lengths.mean_input / (node.network_baseline_gbit_per_s * 1e6)
+            )
+            if decode:
+                assert sustained_ms * m <= placement.cycle_ms * (1 + 1e-9)
+            else:
+                assert sustained_ms <= placement.cycle_ms * (1 + 1e-9)
+        steps.append(max(stage_steps))
+        latencies.append(max(stage_latencies))
+    slowest = min(nodes[name].network_peak_gbit_per_s for name, _ in template.combination)
+    hop_tokens = b if decode else (b - 1) * lengths.mean_input + lengths.p95_input
+    hop = settings.hop_latency_ms + hop_tokens * model.hop_bytes_per_token * 8 / (slowest * 1e6)
+    total = sum(latencies) + hop * (len(steps) - 1)
+    if decode:
+        cycle = max(total, m * max(steps))
+        assert placement.cycle_ms >= cycle * (1 - 1e-6)
+        assert cycle <= slo.tpot_ms * (1 + 1e-6)
+        rps = m * b * 1000 / (lengths.mean_output * placement.cycle_ms)
+    else:
+        queue_and_handover = settings.ttft_queue_share + settings.kv_handover_share
+        assert total + queue_and_handover * slo.ttft_ms + slo.tpot_ms <= slo.ttft_ms * (1 + 1e-6)
+        assert placement.cycle_ms >= max(steps) * (1 - 1e-6)
+        rps = b * 1000 / placement.cycle_ms
+    cap = settings.utilization[template.phase]
+    assert template.throughput_rps == pytest.approx(rps * cap, rel=1e-6)
+
+
+def test_every_template_is_feasible(core: tuple[Catalog, Inputs], library: list[Template]) -> None:
+    assert len(library) > 60
+    for template in library:
+        recheck(core[1], template)
+
+
+def test_both_plans_are_feasible(core: tuple[Catalog, Inputs], decision) -> None:
+    scenario = core[1].scenario
+    for plan in (decision.coral, decision.homo_joint):
+        rented: Counter[tuple[str, str]] = Counter()
+        by_type: Counter[tuple[str, str]] = Counter()
+        for nodes in plan.nodes:
+            assert nodes.offer in scenario.offers
+            rented[nodes.offer.domain, nodes.offer.node_class] += nodes.count
+            by_type[nodes.offer.domain, nodes.offer.instance_type] += nodes.count
+        stock = {(o.domain, o.instance_type): o.stock for o in scenario.offers}
+        assert all(count <= stock[place] for place, count in by_type.items())
+        needed: Counter[tuple[str, str]] = Counter()
+        load: dict[tuple[str, str, Phase], float] = defaultdict(float)
+        for planned in plan.replicas:
+            recheck(core[1], planned.template)
+            for name, count in planned.template.combination:
+                needed[planned.domain, name] += count * planned.count
+            assert planned.load_rps <= planned.template.throughput_rps * planned.count + 1e-6
+            load[planned.template.workload, planned.domain, planned.template.phase] += (
+                planned.load_rps
+            )
+        assert needed == rented
+        for service in plan.services:
+            for phase in Phase:
+                served = sum(load[service.workload, d, phase] for d in scenario_domains(scenario))
+                assert served == pytest.approx(service.served_rps, abs=1e-5)
+            for domain in scenario_domains(scenario):  # KV moves inside a domain only
+                prefill = load[service.workload, domain, Phase.PREFILL]
+                assert prefill == pytest.approx(
+                    load[service.workload, domain, Phase.DECODE], abs=1e-5
+                )
+            assert service.served_rps <= service.demand_rps + 1e-6
+        cost = sum(n.count * n.offer.price_usd_per_hour for n in plan.nodes)
+        assert plan.cost_usd_per_hour == pytest.approx(cost)
+
+
+def test_coral_is_never_dearer_than_homo_joint(decision) -> None:
+    coral, homo = decision.coral, decision.homo_joint
+    assert coral.weighted_shortfall <= homo.weighted_shortfall + 1e-3
+    if coral.served_share <= homo.served_share + 1e-6:
+        assert coral.cost_usd_per_hour <= homo.cost_usd_per_hour + 1e-6
+    assert coral.bound_usd <= coral.objective_usd + 1e-6
+
+
+def test_no_single_gpu_type_serves_the_core_demand_and_the_h100s_run_out(
+    core: tuple[Catalog, Inputs], library: list[Template], decision
+) -> None:
+    """What the scenario promises in its comment."""
+    from dataclasses import replace
+
+    from planner.allocation.problem import AllocationInput
+    from planner.allocation.solve import plan_allocation
+
+    scenario = core[1].scenario
+    data = AllocationInput.of(
+        scenario.workloads, library, scenario.offers, settings=scenario.allocation
+    )
+    for gpu in sorted({node.gpu.name for node in scenario.node_classes}):
+        classes = {node.name for node in scenario.node_classes if node.gpu.name == gpu}
+        own = tuple(t for t in data.templates if {n for n, _ in t.combination} <= classes)
+        alone = plan_allocation(
+            replace(data, templates=own, settings=replace(data.settings, deadline_s=10.0))
+            if own_covers(own, scenario.workloads)
+            else replace(data, templates=own)
+        )
+        assert alone.served_share < 0.99, gpu
+    used = sum(n.count for n in decision.coral.nodes if n.offer.node_class.startswith("H100"))
+    stock = sum(
+        {
+            (o.domain, o.instance_type): o.stock
+            for o in scenario.offers
+            if o.node_class.startswith("H100")
+        }.values()
+    )
+    assert used == stock
+
+
+def own_covers(templates: tuple[Template, ...], workloads: tuple[Workload, ...]) -> bool:
+    return {t.workload for t in templates} == {w.name for w in workloads}
+
+
+def scenario_domains(scenario) -> list[str]:
+    return sorted({offer.domain for offer in scenario.offers})
+
+
+def test_the_decision_is_in_the_catalog(core: tuple[Catalog, Inputs], decision) -> None:
+    catalog, _ = core
+    catalog.publish(force=True)
+    _, rows = catalog.query(
+        "SELECT planner, cost_usd_per_hour, served_share FROM allocation_history ORDER BY planner"
+    )
+    assert [row[0] for row in rows] == ["coral", "homo-joint"]
+    assert rows[0][1] == pytest.approx(decision.coral.cost_usd_per_hour)
+    _, rows = catalog.query(
+        "SELECT sum(nodes * price_usd_per_hour) FROM allocation_nodes "
+        f"WHERE allocation_id = '{decision.allocation_id}'"
+    )
+    assert rows[0][0] == pytest.approx(decision.coral.cost_usd_per_hour)
+    _, rows = catalog.query("FROM best_templates")
+    assert rows
+    assert all(row[2] > 0 for row in rows)
