@@ -23,23 +23,20 @@ def m001_seed_tables(connection: duckdb.DuckDBPyConnection) -> None:
             memory_bandwidth_gbyte_per_s DOUBLE NOT NULL, half_tflops DOUBLE NOT NULL,
             power_w DOUBLE NOT NULL, compute_capability DOUBLE NOT NULL, source TEXT NOT NULL);
         CREATE TABLE model (
-            model TEXT PRIMARY KEY, layers INTEGER NOT NULL, hidden INTEGER NOT NULL,
-            heads INTEGER NOT NULL, kv_heads INTEGER NOT NULL, head_dim INTEGER NOT NULL,
-            intermediate INTEGER NOT NULL, experts INTEGER NOT NULL,
+            model TEXT PRIMARY KEY, dtype TEXT NOT NULL, layers INTEGER NOT NULL,
+            hidden INTEGER NOT NULL, heads INTEGER NOT NULL, kv_heads INTEGER NOT NULL,
+            head_dim INTEGER NOT NULL, intermediate INTEGER NOT NULL, experts INTEGER NOT NULL,
             experts_per_token INTEGER NOT NULL, moe_intermediate INTEGER NOT NULL,
             vocab INTEGER NOT NULL, weight_bytes DOUBLE NOT NULL,
             expert_weight_bytes DOUBLE NOT NULL, bytes_per_layer BIGINT NOT NULL,
             embed_bytes BIGINT NOT NULL, lm_head_bytes BIGINT NOT NULL,
             kv_bytes_per_token_per_layer BIGINT NOT NULL, hop_bytes_per_token BIGINT NOT NULL,
             note TEXT);
-        CREATE TABLE node_class (
-            node_class TEXT PRIMARY KEY, gpu TEXT NOT NULL, gpu_count INTEGER NOT NULL,
-            link TEXT NOT NULL, network_peak_gbit_per_s DOUBLE NOT NULL,
-            network_baseline_gbit_per_s DOUBLE NOT NULL);
         CREATE TABLE instance_type (
             cloud TEXT NOT NULL, instance_type TEXT NOT NULL, node_class TEXT NOT NULL,
-            gpu TEXT NOT NULL, gpu_count INTEGER NOT NULL, link TEXT NOT NULL,
-            network_peak_gbit_per_s DOUBLE NOT NULL, network_baseline_gbit_per_s DOUBLE NOT NULL,
+            gpu TEXT NOT NULL, gpu_count INTEGER NOT NULL, vcpus INTEGER NOT NULL,
+            link TEXT NOT NULL, network_peak_gbit_per_s DOUBLE NOT NULL,
+            network_baseline_gbit_per_s DOUBLE NOT NULL,
             source TEXT NOT NULL, PRIMARY KEY (cloud, instance_type));
         CREATE TABLE layer_profile (
             model TEXT NOT NULL, dtype TEXT NOT NULL, gpu_profile TEXT NOT NULL,
@@ -99,7 +96,9 @@ def m002_decisions(connection: duckdb.DuckDBPyConnection) -> None:
             seconds DOUBLE NOT NULL);
         CREATE TABLE template (
             template_id TEXT PRIMARY KEY, built_at TIMESTAMPTZ NOT NULL, workload TEXT NOT NULL,
-            phase TEXT NOT NULL, combination JSON NOT NULL, nodes INTEGER NOT NULL,
+            phase TEXT NOT NULL, model TEXT NOT NULL, ttft_ms DOUBLE NOT NULL,
+            tpot_ms DOUBLE NOT NULL, mean_input DOUBLE NOT NULL, mean_output DOUBLE NOT NULL,
+            combination JSON NOT NULL, nodes INTEGER NOT NULL,
             throughput_rps DOUBLE NOT NULL, raw_rps DOUBLE NOT NULL, cycle_ms DOUBLE NOT NULL,
             latency_ms DOUBLE NOT NULL, micro_batches INTEGER NOT NULL,
             micro_batch_size INTEGER NOT NULL, placement TEXT NOT NULL, provenance TEXT NOT NULL);
@@ -108,17 +107,22 @@ def m002_decisions(connection: duckdb.DuckDBPyConnection) -> None:
             first_layer INTEGER NOT NULL, layers INTEGER NOT NULL, node_class TEXT NOT NULL,
             tensor_parallel_size INTEGER NOT NULL, data_parallel_size INTEGER NOT NULL,
             batch INTEGER NOT NULL, PRIMARY KEY (template_id, stage, position));
+        CREATE TABLE template_share (
+            template_id TEXT NOT NULL, share_id TEXT NOT NULL, workload TEXT NOT NULL,
+            throughput_rps DOUBLE NOT NULL, PRIMARY KEY (template_id, share_id));
         CREATE TABLE workload (
-            observed_at TIMESTAMPTZ NOT NULL, scenario TEXT NOT NULL, workload TEXT NOT NULL,
-            model TEXT NOT NULL, dtype TEXT NOT NULL, ttft_ms DOUBLE NOT NULL,
-            tpot_ms DOUBLE NOT NULL, mean_input DOUBLE NOT NULL, mean_output DOUBLE NOT NULL,
-            p95_input DOUBLE NOT NULL, p95_output DOUBLE NOT NULL, demand_rps DOUBLE NOT NULL);
+            decision_id TEXT NOT NULL, observed_at TIMESTAMPTZ NOT NULL, scenario TEXT NOT NULL,
+            workload TEXT NOT NULL, model TEXT NOT NULL, dtype TEXT NOT NULL,
+            ttft_ms DOUBLE NOT NULL, tpot_ms DOUBLE NOT NULL, mean_input DOUBLE NOT NULL,
+            mean_output DOUBLE NOT NULL, p95_input DOUBLE NOT NULL, p95_output DOUBLE NOT NULL,
+            demand_rps DOUBLE NOT NULL);
         CREATE TABLE allocation (
-            allocation_id TEXT PRIMARY KEY, created_at TIMESTAMPTZ NOT NULL,
-            scenario TEXT NOT NULL, planner TEXT NOT NULL, templates INTEGER NOT NULL,
-            cost_usd_per_hour DOUBLE NOT NULL, objective_usd DOUBLE NOT NULL,
-            bound_usd DOUBLE NOT NULL, gap DOUBLE NOT NULL, proven BOOLEAN NOT NULL,
-            solve_s DOUBLE NOT NULL, served_share DOUBLE NOT NULL, stock_note TEXT NOT NULL);
+            allocation_id TEXT PRIMARY KEY, decision_id TEXT NOT NULL,
+            created_at TIMESTAMPTZ NOT NULL, scenario TEXT NOT NULL, planner TEXT NOT NULL,
+            templates INTEGER NOT NULL, cost_usd_per_hour DOUBLE NOT NULL,
+            objective_usd DOUBLE NOT NULL, bound_usd DOUBLE NOT NULL, gap DOUBLE NOT NULL,
+            proven BOOLEAN NOT NULL, solve_s DOUBLE NOT NULL, served_share DOUBLE NOT NULL,
+            stock_note TEXT NOT NULL);
         CREATE TABLE allocation_nodes (
             allocation_id TEXT NOT NULL, domain TEXT NOT NULL, zone TEXT,
             instance_type TEXT NOT NULL, node_class TEXT NOT NULL, market TEXT NOT NULL,
@@ -126,7 +130,7 @@ def m002_decisions(connection: duckdb.DuckDBPyConnection) -> None:
             worth_usd_per_hour DOUBLE);
         CREATE TABLE allocation_item (
             allocation_id TEXT NOT NULL, domain TEXT NOT NULL, template_id TEXT NOT NULL,
-            replicas INTEGER NOT NULL, load_rps DOUBLE NOT NULL);
+            replicas INTEGER NOT NULL, workload TEXT NOT NULL, load_rps DOUBLE NOT NULL);
         CREATE TABLE allocation_service (
             allocation_id TEXT NOT NULL, workload TEXT NOT NULL, demand_rps DOUBLE NOT NULL,
             served_rps DOUBLE NOT NULL);
@@ -154,21 +158,18 @@ def m003_views(connection: duckdb.DuckDBPyConnection) -> None:
             cost AS (
                 SELECT s.template_id, sum(p.price_usd_per_hour) AS usd_per_hour
                 FROM template_stage s JOIN node_price p USING (node_class)
-                GROUP BY s.template_id),
-            tokens AS (
-                SELECT workload, phase, t.template_id, nodes, throughput_rps, placement,
-                       provenance, throughput_rps * 3600 *
-                       (SELECT CASE WHEN t.phase = 'prefill' THEN any_value(w.mean_input)
-                                    ELSE any_value(w.mean_output) END
-                        FROM workload w WHERE w.workload = t.workload) AS tokens_per_hour
-                FROM template t)
-            SELECT workload, phase, tokens_per_hour / usd_per_hour AS tokens_per_usd,
+                GROUP BY s.template_id)
+            SELECT model, workload, phase, ttft_ms, tpot_ms,
+                   round(throughput_rps * 3600 / usd_per_hour * CASE phase
+                       WHEN 'prefill' THEN mean_input
+                       WHEN 'decode' THEN mean_output
+                       ELSE mean_input + mean_output END) AS tokens_per_usd,
                    throughput_rps, usd_per_hour, nodes, placement, provenance, template_id
-            FROM tokens JOIN cost USING (template_id)
-            ORDER BY workload, phase, tokens_per_usd DESC;
+            FROM template JOIN cost USING (template_id)
+            ORDER BY model, workload, phase, ttft_ms, tokens_per_usd DESC;
         CREATE VIEW allocation_history AS
             SELECT created_at, scenario, planner, cost_usd_per_hour, served_share, gap, proven,
-                   solve_s, templates, allocation_id
+                   solve_s, templates, decision_id, allocation_id
             FROM allocation ORDER BY created_at DESC;
         CREATE VIEW rejected_offers AS
             SELECT observed_at, source, rejected_because, count(*) AS offers

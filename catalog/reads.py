@@ -11,6 +11,7 @@ import polars as pl
 
 from planner.types import (
     GpuSpec,
+    InstanceType,
     Lengths,
     Link,
     ModelSpec,
@@ -57,7 +58,7 @@ def read_gpus(connection: duckdb.DuckDBPyConnection) -> dict[str, GpuSpec]:
 def read_models(connection: duckdb.DuckDBPyConnection) -> dict[str, ModelSpec]:
     """Models by name."""
     rows = connection.execute(
-        "SELECT model, layers, hidden, heads, kv_heads, head_dim, intermediate, experts, "
+        "SELECT model, dtype, layers, hidden, heads, kv_heads, head_dim, intermediate, experts, "
         "experts_per_token, moe_intermediate, vocab, weight_bytes, expert_weight_bytes, "
         "bytes_per_layer, embed_bytes, lm_head_bytes, kv_bytes_per_token_per_layer, "
         "hop_bytes_per_token FROM model"
@@ -65,17 +66,17 @@ def read_models(connection: duckdb.DuckDBPyConnection) -> dict[str, ModelSpec]:
     return {row[0]: ModelSpec(*row) for row in rows}
 
 
-def read_node_classes(connection: duckdb.DuckDBPyConnection) -> dict[str, NodeClass]:
-    """Node classes by name."""
+def read_instance_types(connection: duckdb.DuckDBPyConnection) -> list[InstanceType]:
+    """Instance types that map to node classes, each with the nodes that it gives."""
     gpus = read_gpus(connection)
     rows = connection.execute(
-        "SELECT node_class, gpu, gpu_count, link, network_peak_gbit_per_s, "
-        "network_baseline_gbit_per_s FROM node_class"
+        "SELECT cloud, instance_type, vcpus, node_class, gpu, gpu_count, link, "
+        "network_peak_gbit_per_s, network_baseline_gbit_per_s FROM instance_type ORDER BY ALL"
     ).fetchall()
-    return {
-        name: NodeClass(name, gpus[gpu], count, Link(link), peak, baseline)
-        for name, gpu, count, link, peak, baseline in rows
-    }
+    return [
+        InstanceType(cloud, name, vcpus, NodeClass(node, gpus[gpu], count, Link(link), *network))
+        for cloud, name, vcpus, node, gpu, count, link, *network in rows
+    ]
 
 
 def read_lengths(connection: duckdb.DuckDBPyConnection) -> dict[str, Lengths]:
@@ -167,9 +168,17 @@ def read_solutions(
     return {row[0]: StoredSolution(*row[1:]) for row in rows}
 
 
-def read_templates(connection: duckdb.DuckDBPyConnection, keys: Sequence[str]) -> list[Template]:
-    """Templates by key, with their stages; keys without a template are passed over."""
+def read_templates(
+    connection: duckdb.DuckDBPyConnection,
+    keys: Sequence[str],
+    shares: Mapping[str, str] | None = None,
+) -> list[Template]:
+    """Templates by key, with their stages; keys without a template are passed over.
+
+    `shares` maps the ids under which throughput for other workloads is stored to the workloads.
+    """
     stages = _read_stages(connection, keys)
+    shared = _read_shares(connection, keys, shares or {})
     rows = connection.execute(
         "SELECT template_id, workload, phase, combination, throughput_rps, raw_rps, cycle_ms, "
         "latency_ms, micro_batches, micro_batch_size, provenance FROM template "
@@ -185,6 +194,7 @@ def read_templates(connection: duckdb.DuckDBPyConnection, keys: Sequence[str]) -
             placement=Placement(stages[key], micro_batches, batch, cycle, latency, raw),
             throughput_rps=throughput,
             provenance=Provenance(provenance),
+            shared_rps=shared.get(key, {}),
         )
         for (
             key, workload, phase, combination, throughput, raw, cycle, latency,
@@ -211,3 +221,24 @@ def _read_stages(
         )
         for key, stages in grouped.items()
     }
+
+
+def _read_shares(
+    connection: duckdb.DuckDBPyConnection, keys: Sequence[str], shares: Mapping[str, str]
+) -> Mapping[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    for key, share, rps in read_shares(connection, keys, list(shares)):
+        found.setdefault(key, {})[shares[share]] = rps
+    return found
+
+
+def read_shares(
+    connection: duckdb.DuckDBPyConnection, keys: Sequence[str], share_ids: Sequence[str]
+) -> list[tuple[str, str, float]]:
+    """Known throughput for other workloads: (template, share id, requests/s), zeros included."""
+    return connection.execute(
+        "SELECT template_id, share_id, throughput_rps FROM template_share "
+        "WHERE template_id IN (SELECT unnest(?::TEXT[])) "
+        "AND share_id IN (SELECT unnest(?::TEXT[])) ORDER BY ALL",
+        [list(keys), list(share_ids)],
+    ).fetchall()

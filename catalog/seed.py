@@ -102,7 +102,6 @@ def _frames(where: Path) -> dict[str, pl.DataFrame]:
         "gpu": _gpus(where),
         "model": _models(where),
         "instance_type": types,
-        "node_class": _node_classes(types),
         "layer_profile": _layer_profiles(where),
         "calibration": _calibrations(where),
         "all_reduce": _renamed(
@@ -145,13 +144,13 @@ def _models(where: Path) -> pl.DataFrame:
         dtype_bytes="weight_bytes",
         moe_dtype_bytes="expert_weight_bytes",
         vllm_pp_bytes_per_token="hop_bytes_per_token",
-    ).with_columns(pl.col("expert_weight_bytes").fill_null(0.0))
-
-
-def _node_classes(types: pl.DataFrame) -> pl.DataFrame:
-    """A class is as fast as the slowest network among its instance types."""
-    return types.group_by("node_class", "gpu", "gpu_count", "link").agg(
-        pl.col("network_peak_gbit_per_s", "network_baseline_gbit_per_s").min()
+    ).with_columns(
+        pl.col("expert_weight_bytes").fill_null(0.0),
+        dtype=pl.when(pl.col("expert_weight_bytes").is_between(0.4, 0.6))
+        .then(pl.lit("mxfp4"))
+        .when(pl.col("weight_bytes") == 1)
+        .then(pl.lit("fp8"))
+        .otherwise(pl.lit("bf16")),
     )
 
 

@@ -8,7 +8,6 @@ else reads the snapshot, which is replaced as a whole and is never locked.
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +22,8 @@ from catalog.migrations import migrate
 
 SNAPSHOT_EVERY_S = 30.0
 LOCK_PATIENCE_S = 30.0
+# What DuckDB raises on a file that opens but is damaged further in.
+BROKEN_FILE = (duckdb.IOException, duckdb.FatalException, duckdb.SerializationException)
 
 
 @dataclass(frozen=True)
@@ -64,11 +65,11 @@ class Catalog:
             age_s = time.time() - self.snapshot.stat().st_mtime
             if age_s < SNAPSHOT_EVERY_S:
                 return False
-        draft = self.home / f".snapshot-{os.getpid()}.duckdb"
+        draft = self.home / ".snapshot-draft.duckdb"  # one at a time, under the lock
         with self._open() as connection:
             draft.unlink(missing_ok=True)
             live = connection.execute("SELECT current_database()").fetchall()[0][0]
-            connection.execute(f"ATTACH '{draft}' AS draft")
+            connection.execute(f"ATTACH '{str(draft).replace(chr(39), chr(39) * 2)}' AS draft")
             connection.execute(f'COPY FROM DATABASE "{live}" TO draft')
             connection.execute("DETACH draft")
             draft.replace(self.snapshot)
@@ -87,9 +88,10 @@ class Catalog:
         try:
             with duckdb.connect(str(self.snapshot), read_only=True) as connection:
                 result = connection.execute(sql)
-                if result.description is None:
-                    return [], []
-                return [column[0] for column in result.description], result.fetchall()
+                columns = [column[0] for column in (result.description or [])]
+                return columns, result.fetchall() if columns else []
+        except AttributeError as error:  # DuckDB answers None to a query without a statement
+            raise QueryError("SQL: the query is empty") from error
         except (duckdb.IOException, duckdb.SerializationException) as error:
             raise DatabaseError(_unreadable(self.snapshot, error)) from error
         except duckdb.Error as error:
@@ -108,15 +110,27 @@ class Catalog:
             with FileLock(self.home / "coral.lock", timeout=self.patience_s):
                 connection = self._connect()
                 try:
-                    migrate(connection)
+                    self._migrate(connection)
                     yield connection
+                except BROKEN_FILE as error:
+                    raise DatabaseError(_unreadable(self.database, error)) from error
                 finally:
                     connection.close()
+        except (PermissionError, IsADirectoryError) as error:
+            raise DatabaseError(
+                f"cannot use {error.filename}: {error.strerror}; choose another home with --home"
+            ) from error
         except Timeout as error:
             raise DatabaseLockedError(
                 f"another Coral process has kept {self.database} busy for {self.patience_s:g} s; "
                 "wait for it to end, or choose another home with --home"
             ) from error
+
+    def _migrate(self, connection: duckdb.DuckDBPyConnection) -> None:
+        try:
+            migrate(connection)
+        except duckdb.CatalogException as error:  # somebody else's DuckDB file
+            raise DatabaseError(_unreadable(self.database, error)) from error
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
         """Connect, waiting out a foreign process (a DuckDB shell) that has the file open."""
@@ -139,7 +153,7 @@ class Catalog:
 
 
 def _is_lock(error: BaseException) -> bool:
-    return isinstance(error, duckdb.IOException) and "lock" in str(error).lower()
+    return isinstance(error, duckdb.IOException) and "Conflicting lock" in str(error)
 
 
 def _unreadable(path: Path, error: BaseException) -> str:

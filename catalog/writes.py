@@ -26,6 +26,7 @@ class SolutionRow:
     ilps: int
     seconds: float
     template: Template | None
+    asked: Workload  # what the combination was solved for
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,6 @@ class AllocationRow:
     """One allocation with its items, as plain values."""
 
     allocation_id: str
-    scenario: str
     planner: str
     templates: int
     cost_usd_per_hour: float
@@ -69,10 +69,18 @@ class AllocationRow:
 def write_solutions(
     connection: duckdb.DuckDBPyConnection, rows: Sequence[SolutionRow], now: datetime
 ) -> None:
-    """Store solved combinations; one that is there already stays as it was."""
+    """Store solved combinations; one that is there already stays as it was, with its stages."""
+    known = {
+        key
+        for (key,) in connection.execute(
+            "SELECT solution_id FROM solution WHERE solution_id IN (SELECT unnest(?::TEXT[]))",
+            [[row.key for row in rows]],
+        ).fetchall()
+    }
+    rows = [row for row in rows if row.key not in known]
     _insert(
         connection,
-        "INSERT OR IGNORE INTO solution (solution_id, built_at, workload, phase, combination, "
+        "INSERT INTO solution (solution_id, built_at, workload, phase, combination, "
         "outcome, best_rps, proven, ilps, seconds) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [
             (r.key, now, r.workload, r.phase.value, json.dumps(r.combination), r.outcome,
@@ -80,23 +88,26 @@ def write_solutions(
             for r in rows
         ],
     )  # fmt: skip
-    templates = [r.template for r in rows if r.template is not None]
+    made = [(r.template, r.asked) for r in rows if r.template is not None]
+    templates = [template for template, _ in made]
     _insert(
         connection,
-        "INSERT OR IGNORE INTO template (template_id, built_at, workload, phase, combination, "
-        "nodes, throughput_rps, raw_rps, cycle_ms, latency_ms, micro_batches, micro_batch_size, "
-        "placement, provenance) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO template (template_id, built_at, workload, phase, model, ttft_ms, "
+        "tpot_ms, mean_input, mean_output, combination, nodes, throughput_rps, raw_rps, cycle_ms, "
+        "latency_ms, micro_batches, micro_batch_size, placement, provenance) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [
-            (t.id, now, t.workload, t.phase.value, json.dumps(t.combination), t.nodes,
+            (t.id, now, t.workload, t.phase.value, w.model.name, w.slo.ttft_ms, w.slo.tpot_ms,
+             w.lengths.mean_input, w.lengths.mean_output, json.dumps(t.combination), t.nodes,
              t.throughput_rps, t.placement.raw_rps, t.placement.cycle_ms, t.placement.latency_ms,
              t.placement.micro_batches, t.placement.micro_batch_size, t.placement.describe(),
              t.provenance.value)
-            for t in templates
+            for t, w in made
         ],
     )  # fmt: skip
     _insert(
         connection,
-        "INSERT OR IGNORE INTO template_stage (template_id, stage, position, first_layer, layers, "
+        "INSERT INTO template_stage (template_id, stage, position, first_layer, layers, "
         "node_class, tensor_parallel_size, data_parallel_size, batch) "
         "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [
@@ -121,38 +132,57 @@ def write_build(connection: duckdb.DuckDBPyConnection, row: BuildRow, now: datet
     )  # fmt: skip
 
 
-def write_workloads(
-    connection: duckdb.DuckDBPyConnection,
-    scenario: str,
-    workloads: Sequence[Workload],
-    now: datetime,
+def write_shares(
+    connection: duckdb.DuckDBPyConnection, rows: Sequence[tuple[str, str, str, float]]
 ) -> None:
-    """Record what was asked for."""
+    """Throughput of templates for other workloads: (template, share id, workload, requests/s)."""
     _insert(
         connection,
-        "INSERT INTO workload (observed_at, scenario, workload, model, dtype, ttft_ms, tpot_ms, "
-        "mean_input, mean_output, p95_input, p95_output, demand_rps) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT OR IGNORE INTO template_share (template_id, share_id, workload, throughput_rps) "
+        "VALUES (?, ?, ?, ?)",
+        rows,
+    )
+
+
+def write_decision(
+    connection: duckdb.DuckDBPyConnection,
+    decision_id: str,
+    scenario: str,
+    workloads: Sequence[Workload],
+    plans: Sequence[AllocationRow],
+    now: datetime,
+) -> None:
+    """Append one decision: what was asked for and every plan made for it."""
+    _insert(
+        connection,
+        "INSERT INTO workload (decision_id, observed_at, scenario, workload, model, dtype, "
+        "ttft_ms, tpot_ms, mean_input, mean_output, p95_input, p95_output, demand_rps) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [
-            (now, scenario, w.name, w.model.name, w.dtype, w.slo.ttft_ms, w.slo.tpot_ms,
-             w.lengths.mean_input, w.lengths.mean_output, w.lengths.p95_input,
+            (decision_id, now, scenario, w.name, w.model.name, w.dtype, w.slo.ttft_ms,
+             w.slo.tpot_ms, w.lengths.mean_input, w.lengths.mean_output, w.lengths.p95_input,
              w.lengths.p95_output, w.demand_rps)
             for w in workloads
         ],
     )  # fmt: skip
+    for row in plans:
+        _write_allocation(connection, decision_id, scenario, row, now)
 
 
-def write_allocation(
-    connection: duckdb.DuckDBPyConnection, row: AllocationRow, now: datetime
+def _write_allocation(
+    connection: duckdb.DuckDBPyConnection,
+    decision_id: str,
+    scenario: str,
+    row: AllocationRow,
+    now: datetime,
 ) -> None:
-    """Append one allocation."""
     connection.execute(
-        "INSERT INTO allocation (allocation_id, created_at, scenario, planner, templates, "
-        "cost_usd_per_hour, objective_usd, bound_usd, gap, proven, solve_s, served_share, "
-        "stock_note) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        [row.allocation_id, now, row.scenario, row.planner, row.templates, row.cost_usd_per_hour,
-         row.objective_usd, row.bound_usd, row.gap, row.proven, row.solve_s, row.served_share,
-         row.stock_note],
+        "INSERT INTO allocation (allocation_id, decision_id, created_at, scenario, planner, "
+        "templates, cost_usd_per_hour, objective_usd, bound_usd, gap, proven, solve_s, "
+        "served_share, stock_note) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [row.allocation_id, decision_id, now, scenario, row.planner, row.templates,
+         row.cost_usd_per_hour, row.objective_usd, row.bound_usd, row.gap, row.proven,
+         row.solve_s, row.served_share, row.stock_note],
     )  # fmt: skip
     for table, values in (
         ("allocation_nodes", row.nodes),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -62,10 +63,10 @@ Workers = Annotated[
 
 def main() -> None:
     """Entry point of the console command."""
-    from coral.interrupt import stop_on_interrupt
+    from coral.interrupt import stop_on_signals
     from planner.errors import CoralError
 
-    stop_on_interrupt()
+    stop_on_signals()
     try:
         app(standalone_mode=False)
     except CoralError as error:
@@ -203,7 +204,18 @@ def _flow_run() -> Iterator[None]:
 
 
 def _print_json(value: dict[str, Any]) -> None:
-    typer.echo(json.dumps(value, default=str))
+    typer.echo(json.dumps(_plain(value), default=str, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they become null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
 
 
 def _fail(message: str, code: int) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from planner.allocation.plan import Plan, PlannedReplicas
+from planner.allocation.plan import Binding, Plan, PlannedReplicas
 from planner.types import Market, Provenance, Template
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def summary(result: AllocationResult) -> dict[str, Any]:
         "gap": round(coral.gap, 6),
         "proven": coral.proven,
         "stock": result.inputs.scenario.stock_note,
-        "allocation_id": decision.allocation_id,
+        "decision_id": decision.decision_id,
         "database": result.database,
     }
 
@@ -96,14 +96,17 @@ def print_plan(result: AllocationResult) -> None:
     table.add_column("share of demand", justify="right")
     shown = sorted(plan.replicas, key=lambda r: (r.template.workload, r.template.phase, r.domain))
     for planned in shown:
-        share = planned.load_rps / demand[planned.template.workload]
+        shares = [
+            f"{rps / demand[name]:.1%}" + (f" {name}" if len(planned.load_rps) > 1 else "")
+            for name, rps in planned.load_rps.items()
+        ]
         table.add_row(
             planned.domain,
             _markets(plan, planned),
             describe_template(planned.template),
             str(planned.count),
             f"{_replica_cost(plan, planned):.2f}",
-            f"{share:.1%}",
+            ", ".join(shares),
         )
     console.print(table)
     _print_services(console, plan)
@@ -116,6 +119,23 @@ def print_plan(result: AllocationResult) -> None:
 def describe_template(template: Template) -> str:
     """'decode Qwen3-32B: [L40S x1 | layers 0-39] -> [2x L4 x1 | 40-63]'."""
     return f"{template.phase} {template.workload}: {template.placement.describe()}"
+
+
+def describe_binding(found: Binding) -> str:
+    """'H100 x8 (p5.48xlarge) in aws:us-east-1: all 1 used; one more would save about $27/h'."""
+    limit, worth = found.limit, found.worth
+    text = limit.text
+    if limit.kind in {"stock", "owned"}:
+        text += f": all {limit.amount:g} used"
+    elif limit.kind in {"quota", "budget"}:
+        text += f": {found.used:g} used"
+    if worth >= 0.005:
+        one = "node" if limit.unit == "nodes" else limit.unit.removesuffix("s")
+        if found.worth_unit == "USD/hour":
+            text += f"; one more {one} would save about ${worth:.2f}/h"
+        else:
+            text += f"; one more {one} would serve about {worth:.2f} requests/s more"
+    return text
 
 
 def print_rows(columns: Sequence[str], rows: Sequence[tuple[object, ...]]) -> None:
@@ -163,17 +183,17 @@ def _print_binding(console: Console, result: AllocationResult) -> None:
     """Stock that the plan uses up, most valuable first."""
     plan = result.decision.coral
     if not plan.binding:
-        console.print("Nothing binds: the plan uses up no stock.")
+        if plan.weighted_shortfall > 0:
+            console.print(
+                "No stock is used up, yet no replica fits what is left: the smallest one needs "
+                "more nodes than any one domain has."
+            )
+        else:
+            console.print("Nothing binds: the plan uses up no stock.")
         return
     console.print(f"What binds (stock is {result.inputs.scenario.stock_note}):")
-    for found in sorted(plan.binding, key=lambda b: -b.worth_usd_per_hour):
-        worth = found.worth_usd_per_hour
-        value = f"; one more would save about ${worth:.2f}/h" if worth >= 0.005 else ""
-        offer = found.offer
-        console.print(
-            f"  {offer.node_class} ({offer.instance_type}) in {offer.domain}: "
-            f"all {found.used} used{value}"
-        )
+    for found in plan.binding:
+        console.print(f"  {describe_binding(found)}")
 
 
 def _print_sources(console: Console, result: AllocationResult) -> None:

@@ -10,7 +10,13 @@ from prefect import flow
 
 from tasks.home import open_catalog
 from tasks.inputs import load_inputs
-from tasks.library import PhaseLibrary, build_phase_task, record_builds, require_templates
+from tasks.library import (
+    PhaseLibrary,
+    build_phase_task,
+    record_builds,
+    require_templates,
+    share_templates_task,
+)
 from tasks.opaque import opaque
 from tasks.scenario_file import read_scenario
 from tasks.solving import Solvers
@@ -48,7 +54,8 @@ def build_library(
     with Solvers(dask, workers) as solvers:
         for phase in inputs.phases:
             phases.append(build_phase_task(catalog, opaque(phase), opaque(solvers)))
-            require_templates(phase, phases[-1], inputs.scenario.placement)
+    require_templates(inputs.phases, phases, inputs.scenario.placement)
+    share_templates_task(catalog, opaque(inputs.phases))
     record_builds(catalog, uuid.uuid4().hex, inputs.scenario.name, phases)
     catalog.publish(force=True)
     return LibraryResult(inputs.scenario.name, tuple(phases), time.perf_counter() - started)

@@ -62,3 +62,7 @@ class InfeasiblePlanError(CoralError):
 
 class SolverStoppedError(CoralError):
     """The solver ended without any solution (time limit or a failure of its own)."""
+
+
+class LeastServedError(InputError):
+    """A workload's least served share is more than any plan can serve."""

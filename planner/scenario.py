@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
+from planner.allocation.options import AllocationOptions, Quota, ServiceRules
 from planner.allocation.problem import AllocationSettings
 from planner.errors import MarketError, ScenarioError, UnknownNameError
 from planner.placement.settings import PlacementSettings
 from planner.types import (
+    InstanceType,
     Lengths,
     Market,
     ModelSpec,
@@ -24,12 +26,13 @@ from planner.types import (
 )
 
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
+Sizes = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 
 
 class _Strict(BaseModel):
     """Unknown keys are refused: a misspelt option must never be silently ignored."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class SloSpec(_Strict):
@@ -68,11 +71,15 @@ class WorkloadSpec(_Strict):
 
     model: str
     name: str | None = None
-    dtype: str = "bf16"
+    dtype: str | None = None  # the model's own
     slo: SloSpec
     lengths: str | LengthsSpec
     demand: DemandSpec
     weight: PositiveFloat = 1.0
+    domains: tuple[str, ...] | None = None
+    least_served: float = Field(default=0.0, ge=0.0, le=1.0)
+    largest_domain_share: Share = 1.0
+    origin: str | None = None
 
 
 class StockSpec(_Strict):
@@ -82,13 +89,22 @@ class StockSpec(_Strict):
     factor: float = Field(default=1.0, ge=0.0)
 
 
+class OwnedSpec(_Strict):
+    """Nodes that are paid for anyway."""
+
+    domain: str
+    instance_type: str
+    nodes: PositiveInt
+
+
 class PlacementSpec(_Strict):
     """Caps and assumptions of the template library; defaults are PlacementSettings'."""
 
     max_nodes: Annotated[int, Field(ge=1, le=8)] = 3
     memory_ratio: Annotated[float, Field(ge=1.0)] = 12.0
-    decode_batch_sizes: tuple[PositiveInt, ...] = PlacementSettings().decode_batch_sizes
-    prefill_batch_sizes: tuple[PositiveInt, ...] = PlacementSettings().prefill_batch_sizes
+    decode_batch_sizes: Sizes = PlacementSettings().decode_batch_sizes
+    prefill_batch_sizes: Sizes = PlacementSettings().prefill_batch_sizes
+    aggregated_batch_sizes: Sizes = PlacementSettings().aggregated_batch_sizes
     memory_utilization: Share = 0.90
     reserve_gib_per_gpu: float = Field(default=1.5, ge=0.0)
     max_batched_tokens: PositiveInt = 8192
@@ -97,26 +113,62 @@ class PlacementSpec(_Strict):
     kv_handover_share: float = Field(default=0.30, gt=0.0, lt=1.0)
     prefill_utilization: Share = 0.70
     decode_utilization: Share = 0.90
+    aggregated_utilization: Share = 0.80
+
+    @model_validator(mode="after")
+    def _leave_time(self) -> PlacementSpec:
+        if self.ttft_queue_share + self.kv_handover_share >= 1.0:
+            raise ValueError("ttft_queue_share and kv_handover_share leave no time for prefill")
+        return self
 
     def settings(self) -> PlacementSettings:
-        values = self.model_dump(exclude={"prefill_utilization", "decode_utilization"})
-        utilization = {
-            Phase.PREFILL: self.prefill_utilization,
-            Phase.DECODE: self.decode_utilization,
-        }
+        names = {phase: f"{phase.value}_utilization" for phase in Phase}
+        values = self.model_dump(exclude=set(names.values()))
+        utilization = {phase: getattr(self, name) for phase, name in names.items()}
         return PlacementSettings(**values, utilization=utilization)
 
 
+class QuotaSpec(_Strict):
+    """Most vCPUs of instance types and domains that match shell patterns."""
+
+    vcpus: Annotated[int, Field(ge=0)]
+    domains: str = "*"
+    instance_types: str = "*"
+    market: Market | None = None
+
+
+class EgressSpec(_Strict):
+    """Price of traffic that leaves a domain for a workload's origin elsewhere."""
+
+    usd_per_gib: dict[str, Annotated[float, Field(ge=0.0)]]
+    bytes_per_token: PositiveFloat = 4.0
+
+
 class AllocationSpec(_Strict):
-    """Horizon, start-up and solver limits of the allocation."""
+    """Horizon, costs of change, limits and solver limits of the allocation."""
 
     horizon_hours: PositiveFloat = 1.0
     startup_minutes: float = Field(default=10.0, ge=0.0)
+    drain_minutes: float = Field(default=2.0, ge=0.0)
     relative_gap: float = Field(default=0.005, ge=0.0, lt=1.0)
     deadline_s: PositiveFloat = 60.0
+    quotas: tuple[QuotaSpec, ...] = ()
+    largest_spot_share: float = Field(default=1.0, ge=0.0, le=1.0)
+    budget_usd_per_hour: PositiveFloat | None = None
+    egress: EgressSpec | None = None
 
     def settings(self) -> AllocationSettings:
-        return AllocationSettings(**self.model_dump())
+        names = {field.name for field in fields(AllocationSettings)}
+        return AllocationSettings(**self.model_dump(include=names))
+
+    def options(self) -> AllocationOptions:
+        return AllocationOptions(
+            quotas=tuple(Quota(**quota.model_dump()) for quota in self.quotas),
+            largest_spot_share=self.largest_spot_share,
+            budget_usd_per_hour=self.budget_usd_per_hour,
+            egress_usd_per_gib=dict(self.egress.usd_per_gib) if self.egress else {},
+            bytes_per_token=self.egress.bytes_per_token if self.egress else 4.0,
+        )
 
 
 class ScenarioSpec(_Strict):
@@ -130,6 +182,7 @@ class ScenarioSpec(_Strict):
     domains: Annotated[tuple[str, ...], Field(min_length=1)]
     markets: Annotated[tuple[Market, ...], Field(min_length=1)] = (Market.ON_DEMAND,)
     stock: StockSpec = StockSpec()
+    owned: tuple[OwnedSpec, ...] = ()
     placement: PlacementSpec = PlacementSpec()
     allocation: AllocationSpec = AllocationSpec()
 
@@ -151,7 +204,7 @@ class Known:
     """What the catalog knows, for a scenario to be resolved against."""
 
     models: Mapping[str, ModelSpec]
-    node_classes: Mapping[str, NodeClass]
+    instance_types: Sequence[InstanceType]
     gpus: Sequence[str]
     lengths: Mapping[str, Lengths]
     trace_rps: Mapping[str, Sequence[float]]  # requests/s of every minute
@@ -169,6 +222,8 @@ class Scenario:
     offers: tuple[Offer, ...]
     placement: PlacementSettings
     allocation: AllocationSettings
+    options: AllocationOptions
+    rules: Mapping[str, ServiceRules]  # by workload
     stock_note: str  # said wherever the stock is used
 
 
@@ -178,32 +233,115 @@ def resolve_scenario(spec: ScenarioSpec, known: Known) -> Scenario:
     Raises UnknownNameError, ScenarioError or MarketError with the name and the way out.
     """
     where = f"scenario {spec.name!r}"
-    for name in spec.node_classes:
-        if name not in known.node_classes:
-            gpu = name.rsplit(" x", 1)[0]
-            if gpu not in known.gpus:
-                raise UnknownNameError("GPU", gpu, known.gpus, f"node class {name!r} of {where}")
-            raise UnknownNameError("node class", name, known.node_classes, where)
     _refuse_repeats("node class", spec.node_classes, where)
     _refuse_repeats("domain", spec.domains, where)
     known_domains = {row.domain for row in known.prices}
     for domain in spec.domains:
         if domain not in known_domains:
             raise UnknownNameError("domain", domain, known_domains, where)
+    nodes = tuple(_node_class(name, spec, known, where) for name in spec.node_classes)
     workloads = tuple(_workload(item, spec, known, where) for item in spec.workloads)
     _refuse_repeats("workload name", [w.name for w in workloads], where)
     note = f"assumed, level {spec.stock.level}"
     if spec.stock.factor != 1.0:
         note += f" x {spec.stock.factor:g}"
+    offers = (*_offers(spec, known, note, where), *_owned(spec, known, where))
+    if not offers:
+        raise MarketError(
+            f"{where}: no domain offers any of its node classes with stock at level "
+            f"{spec.stock.level!r}; add domains, node classes or markets"
+        )
+    options = spec.allocation.options()
+    for quota in options.quotas:
+        if not any(quota.covers(offer) for offer in offers):
+            raise ScenarioError(f"{where}: the {quota.describe()} covers none of its offers")
+    for domain in options.egress_usd_per_gib:
+        _require_domain(domain, spec, f"allocation.egress of {where}")
     return Scenario(
         name=spec.name,
         workloads=workloads,
-        node_classes=tuple(known.node_classes[name] for name in spec.node_classes),
-        offers=_offers(spec, known, note, where),
+        node_classes=nodes,
+        offers=offers,
         placement=spec.placement.settings(),
         allocation=spec.allocation.settings(),
+        options=options,
+        rules={
+            workload.name: _rules(item, workload.name, spec, where)
+            for item, workload in zip(spec.workloads, workloads, strict=True)
+        },
         stock_note=note,
     )
+
+
+def _node_class(name: str, spec: ScenarioSpec, known: Known, where: str) -> NodeClass:
+    """The class as the scenario's own clouds give it: the slowest network among its types."""
+    everywhere = {kind.node.name for kind in known.instance_types}
+    if name not in everywhere:
+        gpu = name.rsplit(" x", 1)[0]
+        if gpu not in known.gpus:
+            raise UnknownNameError("GPU", gpu, known.gpus, f"node class {name!r} of {where}")
+        raise UnknownNameError("node class", name, everywhere, where)
+    clouds = sorted({domain.split(":")[0] for domain in spec.domains})
+    found = [k.node for k in known.instance_types if k.node.name == name and k.cloud in clouds]
+    if not found:
+        raise ScenarioError(
+            f"{where}: no cloud of its domains ({', '.join(clouds)}) rents {name}; leave it out "
+            "of node_classes or add a domain"
+        )
+    return replace(
+        found[0],
+        network_peak_gbit_per_s=min(node.network_peak_gbit_per_s for node in found),
+        network_baseline_gbit_per_s=min(node.network_baseline_gbit_per_s for node in found),
+    )
+
+
+def _rules(item: WorkloadSpec, name: str, spec: ScenarioSpec, where: str) -> ServiceRules:
+    place = f"workload {name!r} of {where}"
+    for domain in (*(item.domains or ()), *([item.origin] if item.origin else ())):
+        _require_domain(domain, spec, place)
+    if item.domains == ():
+        raise ScenarioError(f"{place} allows no domain; leave `domains` out to allow all")
+    return ServiceRules(
+        domains=None if item.domains is None else frozenset(item.domains),
+        least_served=item.least_served,
+        largest_domain_share=item.largest_domain_share,
+        origin=item.origin,
+    )
+
+
+def _require_domain(domain: str, spec: ScenarioSpec, where: str) -> None:
+    if domain not in spec.domains:
+        raise UnknownNameError("domain", domain, spec.domains, where)
+
+
+def _owned(spec: ScenarioSpec, known: Known, where: str) -> list[Offer]:
+    offers = []
+    for item in spec.owned:
+        _require_domain(item.domain, spec, f"owned of {where}")
+        cloud = item.domain.split(":")[0]
+        kinds = {kind.name: kind for kind in known.instance_types if kind.cloud == cloud}
+        if item.instance_type not in kinds:
+            raise UnknownNameError("instance type", item.instance_type, kinds, f"owned of {where}")
+        kind = kinds[item.instance_type]
+        if kind.node.name not in spec.node_classes:
+            raise ScenarioError(
+                f"{where}: owned {item.instance_type} is of class {kind.node.name!r}, which is "
+                "not in node_classes; add it there"
+            )
+        offers.append(
+            Offer(
+                domain=item.domain,
+                instance_type=item.instance_type,
+                node_class=kind.node.name,
+                market=Market.OWNED,
+                price_usd_per_hour=0.0,
+                stock=item.nodes,
+                stock_source="owned, as the scenario says",
+                gpus=kind.node.gpu_count,
+                vcpus=kind.vcpus,
+            )
+        )
+    return offers
 
 
 def _workload(item: WorkloadSpec, spec: ScenarioSpec, known: Known, where: str) -> Workload:
@@ -221,6 +359,16 @@ def _workload(item: WorkloadSpec, spec: ScenarioSpec, known: Known, where: str) 
             lengths = Lengths(name, **item.lengths.model_dump())
         except ValueError as error:
             raise ScenarioError(f"workload {name!r} of {where}: {error}") from error
+    if lengths.p95_input > spec.placement.max_batched_tokens:
+        raise ScenarioError(
+            f"workload {name!r} of {where}: a p95 prompt of {lengths.p95_input:g} tokens is more "
+            f"than placement.max_batched_tokens ({spec.placement.max_batched_tokens}); raise it"
+        )
+    if item.dtype not in {None, model.dtype}:
+        raise ScenarioError(
+            f"workload {name!r} of {where}: {model.name} is known in {model.dtype}, not in "
+            f"{item.dtype!r}; leave dtype out, or import that model's sizes and profiles"
+        )
     demand = item.demand
     if demand.trace is not None:
         if demand.trace not in known.trace_rps:
@@ -232,7 +380,7 @@ def _workload(item: WorkloadSpec, spec: ScenarioSpec, known: Known, where: str) 
     return Workload(
         name=name,
         model=model,
-        dtype=item.dtype,
+        dtype=model.dtype,
         slo=Slo(item.slo.ttft_ms, item.slo.tpot_ms),
         lengths=lengths,
         demand_rps=rate * demand.scale * spec.demand_scale,
@@ -258,8 +406,10 @@ def _offers(spec: ScenarioSpec, known: Known, note: str, where: str) -> tuple[Of
             found = cheapest.get(key)
             if found is None or row.price_usd_per_hour < found.price_usd_per_hour:
                 cheapest[key] = row
+    kinds = {(kind.cloud, kind.name): kind for kind in known.instance_types}
     offers = []
     for (domain, instance_type, market), row in sorted(cheapest.items()):
+        kind = kinds[domain.split(":")[0], instance_type]
         nodes = known.stock.get((spec.stock.level, domain, instance_type), 0)
         stock = math.floor(nodes * spec.stock.factor)
         if stock > 0:
@@ -273,13 +423,10 @@ def _offers(spec: ScenarioSpec, known: Known, note: str, where: str) -> tuple[Of
                     stock=stock,
                     stock_source=note,
                     zone=row.zone,
+                    gpus=kind.node.gpu_count,
+                    vcpus=kind.vcpus,
                 )
             )
-    if not offers:
-        raise MarketError(
-            f"{where}: no domain offers any of its node classes with stock at level "
-            f"{spec.stock.level!r}; add domains, node classes or markets"
-        )
     return tuple(offers)
 
 

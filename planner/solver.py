@@ -47,20 +47,29 @@ def solve(
     `warm` starts from the values that the variables hold.
     Raises SolverStoppedError: no solution and no proof that there is none.
     """
-    # One thread: Dask workers share the cores, and the same inputs give the same answer.
     solver_class = _WarmHiGHS if warm else pulp.HiGHS
-    solver = solver_class(
-        msg=False, mip=not relax, gapRel=relative_gap, timeLimit=time_limit_s, threads=1
-    )
-    problem.solve(solver)
-    match problem.sol_status:
-        case pulp.LpSolutionOptimal | pulp.LpSolutionIntegerFeasible:
-            return _report(problem, relax)
-        case pulp.LpSolutionInfeasible:
-            return SolveReport(Outcome.INFEASIBLE, float("inf"), float("inf"), 0.0)
+    for presolve in ("choose", "off"):  # HiGHS's presolve fails on a few tight programs
+        # One thread: Dask workers share the cores, and the same inputs give the same answer.
+        solver = solver_class(
+            msg=False,
+            mip=not relax,
+            gapRel=relative_gap,
+            timeLimit=time_limit_s,
+            threads=1,
+            presolve=presolve,
+        )
+        problem.solve(solver)
+        match problem.sol_status:
+            case pulp.LpSolutionOptimal | pulp.LpSolutionIntegerFeasible:
+                return _report(problem, relax)
+            case pulp.LpSolutionInfeasible:
+                return SolveReport(Outcome.INFEASIBLE, float("inf"), float("inf"), 0.0)
+        if problem.solverModel.getModelStatus() == highspy.HighsModelStatus.kTimeLimit:
+            break
     raise SolverStoppedError(
         f"{problem.name}: the solver stopped without a solution "
-        f"(status {pulp.LpStatus.get(problem.status, problem.status)}); raise its time limit"
+        f"({problem.solverModel.modelStatusToString(problem.solverModel.getModelStatus())}); "
+        "raise its time limit"
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -16,6 +16,15 @@ class Phase(StrEnum):
 
     PREFILL = "prefill"
     DECODE = "decode"
+    AGGREGATED = "aggregated"  # both, in mixed steps on the same nodes
+
+    @property
+    def in_cycles(self) -> bool:
+        """Whether requests stay for many steps (decode, aggregated) rather than one."""
+        return self is not Phase.PREFILL
+
+
+DISAGGREGATED = (Phase.PREFILL, Phase.DECODE)
 
 
 class Market(StrEnum):
@@ -23,6 +32,7 @@ class Market(StrEnum):
 
     ON_DEMAND = "on_demand"
     SPOT = "spot"
+    OWNED = "owned"  # reserved or on premises: no marginal price, a stock of its own
 
 
 class Provenance(StrEnum):
@@ -80,6 +90,7 @@ class ModelSpec:
     """Shapes and bytes of one model, as in its config.json."""
 
     name: str
+    dtype: str  # of the shipped weights; the bytes below are theirs
     layers: int
     hidden: int
     heads: int
@@ -104,6 +115,11 @@ class ModelSpec:
     @property
     def is_moe(self) -> bool:
         return self.experts > 0
+
+    def kv_shards(self, tp: int) -> int:
+        """Over how many GPUs of a tensor parallel group one token's KV is split."""
+        latent = self.kv_bytes_per_token_per_layer < 4 * self.kv_heads * self.head_dim
+        return 1 if latent else min(tp, self.kv_heads)  # MLA's latent is kept on every rank
 
     @property
     def total_bytes(self) -> int:
@@ -139,6 +155,16 @@ class NodeClass:
 
 
 @dataclass(frozen=True, slots=True)
+class InstanceType:
+    """What a cloud rents, and the node class that it is an instance of."""
+
+    cloud: str
+    name: str
+    vcpus: int
+    node: NodeClass  # with this instance type's own network
+
+
+@dataclass(frozen=True, slots=True)
 class Offer:
     """Nodes of one instance type that can be rented in one domain and market."""
 
@@ -147,15 +173,18 @@ class Offer:
     node_class: str
     market: Market
     price_usd_per_hour: float
-    stock: int  # nodes, shared by the spot and on-demand offers of this domain and type
+    stock: int  # nodes, shared by the spot and on-demand offers of this domain and type, if rented
     stock_source: str  # 'assumed: level limited' or where it was observed
     zone: str | None = None
+    gpus: int = 1  # of one node
+    vcpus: int = 0  # of one node; quotas count them
 
     def __post_init__(self) -> None:
-        require_positive(
-            f"offer {self.domain} {self.instance_type} {self.market}",
-            price_usd_per_hour=self.price_usd_per_hour,
-        )
+        name = f"offer {self.domain} {self.instance_type} {self.market}"
+        if self.market is not Market.OWNED:
+            require_positive(name, price_usd_per_hour=self.price_usd_per_hour)
+        elif self.price_usd_per_hour != 0:
+            raise ValueError(f"{name}: owned nodes have no price, got {self.price_usd_per_hour}")
         if self.stock < 0:
             raise ValueError(f"offer {self.domain} {self.instance_type}: negative stock")
 
@@ -285,9 +314,15 @@ class Template:
     placement: Placement
     throughput_rps: float  # requests/s inside the SLO, after the utilisation cap
     provenance: Provenance  # the worst of the performance numbers used
+    shared_rps: Mapping[str, float] = field(default_factory=dict)  # T[t, w] of other workloads
 
     def __post_init__(self) -> None:
         require_positive(self.id, throughput_rps=self.throughput_rps)
+
+    @property
+    def serves(self) -> Mapping[str, float]:
+        """T[t, w] by workload: requests/s when the replica serves nothing else."""
+        return {self.workload: self.throughput_rps, **self.shared_rps}
 
     @property
     def nodes(self) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from prefect import task
@@ -13,14 +13,13 @@ from prefect.cache_policies import NO_CACHE
 from catalog import reads, writes
 from catalog.store import Catalog
 from planner.allocation.plan import Plan
-from planner.allocation.problem import AllocationInput, node_key
-from planner.allocation.solve import plan_allocation
-from planner.baselines.homo_joint import better_of, plan_homo_joint
+from planner.allocation.problem import AllocationInput, NodeKey
+from planner.baselines.homo_joint import plan_homo_joint, plan_never_worse
 from planner.errors import NoTemplateError
 from planner.scenario import Scenario
 from planner.types import Template
-from tasks.inputs import Inputs
-from tasks.library import describe_missing
+from tasks.inputs import Inputs, PhaseInputs
+from tasks.library import describe_missing, may_share
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Decision:
     coral: Plan
     homo_joint: Plan
     templates: int
-    allocation_id: str
+    decision_id: str
 
 
 def read_library(catalog: Catalog, inputs: Inputs) -> list[Template]:
@@ -49,49 +48,76 @@ def read_library(catalog: Catalog, inputs: Inputs) -> list[Template]:
                     f"the library of scenario {inputs.scenario.name!r} is not complete: "
                     f"{describe_missing(phase, missing)}; run `coral library build` first"
                 )
-            templates += reads.read_templates(connection, list(keys))
+            templates += reads.read_templates(connection, list(keys), _shares(inputs, phase))
     return templates
+
+
+def allocation_input(
+    inputs: Inputs, templates: Sequence[Template], held: Mapping[NodeKey, int] | None = None
+) -> AllocationInput:
+    """The scenario's allocation with a library and the nodes that already run."""
+    scenario = inputs.scenario
+    return AllocationInput.of(
+        scenario.workloads,
+        templates,
+        scenario.offers,
+        held=held,
+        settings=scenario.allocation,
+        options=scenario.options,
+        rules=scenario.rules,
+    )
 
 
 def decide(catalog: Catalog, inputs: Inputs) -> Decision:
     """Plan with Coral and with Homo-joint; never return a plan worse than Homo-joint's."""
-    scenario = inputs.scenario
-    data = AllocationInput.of(
-        scenario.workloads,
-        read_library(catalog, inputs),
-        scenario.offers,
-        settings=scenario.allocation,
-    )
+    data = allocation_input(inputs, read_library(catalog, inputs))
     homo = plan_homo_joint(data)
-    coral = plan_allocation(data, start=homo)
-    best = better_of(coral, homo)
-    if best is homo:  # both are plans of the same program, so Coral's bound holds for it too
-        gap = (homo.objective_usd - coral.bound_usd) / homo.objective_usd
-        best = replace(homo, bound_usd=coral.bound_usd, gap=max(0.0, gap), solve_s=coral.solve_s)
-    allocation_id = uuid.uuid4().hex
-    _record(catalog, scenario, allocation_id, len(data.templates), {"coral": best})
-    pure = sum(template.is_homogeneous for template in data.templates)
-    _record(catalog, scenario, uuid.uuid4().hex, pure, {"homo-joint": homo})
-    return Decision(best, homo, len(data.templates), allocation_id)
+    coral = plan_never_worse(data, homo)
+    decision = Decision(coral, homo, len(data.templates), uuid.uuid4().hex)
+    record(catalog, inputs.scenario, decision)
+    return decision
 
 
 decide_task = task(name="allocate", cache_policy=NO_CACHE)(decide)
 
 
-def _record(
-    catalog: Catalog, scenario: Scenario, key: str, templates: int, plans: dict[str, Plan]
-) -> None:
-    now = datetime.now(UTC)
+def record(catalog: Catalog, scenario: Scenario, decision: Decision) -> None:
+    """Append both plans of a decision in one transaction."""
+    plans = [
+        _row(scenario, decision.decision_id, "coral", decision.templates, decision.coral),
+        _row(scenario, uuid.uuid4().hex, "homo-joint", decision.templates, decision.homo_joint),
+    ]
     with catalog.write() as connection:
-        for planner, plan in plans.items():
-            writes.write_workloads(connection, scenario.name, scenario.workloads, now)
-            writes.write_allocation(connection, _row(scenario, key, planner, templates, plan), now)
+        writes.write_decision(
+            connection,
+            decision.decision_id,
+            scenario.name,
+            scenario.workloads,
+            plans,
+            datetime.now(UTC),
+        )
+
+
+def _shares(inputs: Inputs, owner: PhaseInputs) -> dict[str, str]:
+    """Ids under which the throughput of the owner's templates for others is stored."""
+    return {
+        guest.problem.key(combination): guest.workload.name
+        for guest in inputs.phases
+        if may_share(owner, guest)
+        for combination in owner.combinations
+    }
 
 
 def _row(
     scenario: Scenario, key: str, planner: str, templates: int, plan: Plan
 ) -> writes.AllocationRow:
-    worth = {node_key(b.offer): b.worth_usd_per_hour for b in plan.binding}
+    worth = {
+        (b.limit.offer.domain, b.limit.offer.instance_type): b.worth
+        if b.worth_unit == "USD/hour"
+        else None
+        for b in plan.binding
+        if b.limit.offer is not None
+    }
     nodes: Sequence[tuple[object, ...]] = [
         (
             n.offer.domain,
@@ -102,13 +128,12 @@ def _row(
             n.count,
             n.offer.price_usd_per_hour,
             n.offer.stock,
-            worth.get(node_key(n.offer)),
+            worth.get((n.offer.domain, n.offer.instance_type)),
         )
         for n in plan.nodes
     ]
     return writes.AllocationRow(
         allocation_id=key,
-        scenario=scenario.name,
         planner=planner,
         templates=templates,
         cost_usd_per_hour=plan.cost_usd_per_hour,
@@ -120,6 +145,10 @@ def _row(
         served_share=plan.served_share,
         stock_note=scenario.stock_note,
         nodes=nodes,
-        items=[(r.domain, r.template.id, r.count, r.load_rps) for r in plan.replicas],
+        items=[
+            (r.domain, r.template.id, r.count, workload, rps)
+            for r in plan.replicas
+            for workload, rps in (r.load_rps or {r.template.workload: 0.0}).items()
+        ],
         services=[(s.workload, s.demand_rps, s.served_rps) for s in plan.services],
     )

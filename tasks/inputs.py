@@ -71,7 +71,7 @@ def read_known(connection: duckdb.DuckDBPyConnection) -> Known:
     """What scenarios may name."""
     return Known(
         models=reads.read_models(connection),
-        node_classes=reads.read_node_classes(connection),
+        instance_types=reads.read_instance_types(connection),
         gpus=sorted(reads.read_gpus(connection)),
         lengths=reads.read_lengths(connection),
         trace_rps=reads.read_trace_rps(connection),

@@ -15,8 +15,10 @@ from catalog import reads, writes
 from catalog.store import Catalog
 from planner.placement.combinations import split_floor
 from planner.placement.latency import explain_no_template
+from planner.placement.search import throughput_of
 from planner.placement.settings import PlacementSettings
-from planner.types import Combination, Phase, describe_combination
+from planner.placement.stages import StageTable
+from planner.types import DISAGGREGATED, Combination, Phase, describe_combination
 from tasks import progress
 from tasks.inputs import PhaseInputs
 from tasks.solving import Solved, Solvers
@@ -121,13 +123,67 @@ def record_builds(
 
 
 def require_templates(
-    inputs: PhaseInputs, library: PhaseLibrary, settings: PlacementSettings
+    phases: Sequence[PhaseInputs],
+    libraries: Sequence[PhaseLibrary],
+    settings: PlacementSettings,
 ) -> None:
-    """Raise an InputError with the best achievable latency when a phase has no template."""
-    if not library.kept:
-        raise explain_no_template(
-            inputs.workload, inputs.problem, list(inputs.combinations), settings
-        )
+    """Every workload has templates of prefill and decode, or of aggregated serving.
+
+    Raises an InputError with the best achievable latency where one has neither.
+    """
+    kept = {(library.workload, library.phase) for library in libraries if library.kept}
+    for inputs in phases:
+        name, phase = inputs.workload.name, inputs.problem.phase
+        if (
+            phase in DISAGGREGATED
+            and (name, phase) not in kept
+            and (name, Phase.AGGREGATED) not in kept
+        ):
+            raise explain_no_template(
+                inputs.workload, inputs.problem, list(inputs.combinations), settings
+            )
+
+
+def share_templates(catalog: Catalog, phases: Sequence[PhaseInputs]) -> int:
+    """Work out T[t, w] for templates and the other workloads of their model; how many were new."""
+    new = 0
+    for owner in phases:
+        with catalog.read() as connection:
+            keys = [owner.problem.key(c) for c in owner.combinations]
+            templates = reads.read_templates(connection, keys)
+            guests = [guest for guest in phases if may_share(owner, guest)]
+            ids = [g.problem.key(t.combination) for g in guests for t in templates]
+            known = {row[:2] for row in reads.read_shares(connection, keys, ids)}
+        for guest in guests:
+            table = StageTable(guest.problem)
+            rows = []
+            for template in templates:
+                share = guest.problem.key(template.combination)
+                if (template.id, share) in known:
+                    continue
+                raw = throughput_of(table, template.combination, template.placement)
+                rps = raw * guest.problem.terms.utilization
+                rows.append((template.id, share, guest.workload.name, rps))
+                progress.report(
+                    f"share {owner.problem.phase} {owner.workload.name}", len(rows), len(templates)
+                )
+            with catalog.write() as connection:
+                writes.write_shares(connection, rows)
+            new += len(rows)
+    return new
+
+
+share_templates_task = task(name="share-templates", cache_policy=NO_CACHE)(share_templates)
+
+
+def may_share(owner: PhaseInputs, guest: PhaseInputs) -> bool:
+    """Whether a replica made for one workload can also serve the other."""
+    return (
+        owner.workload.name != guest.workload.name
+        and owner.workload.model == guest.workload.model
+        and owner.workload.dtype == guest.workload.dtype
+        and owner.problem.phase is guest.problem.phase
+    )
 
 
 def _row(inputs: PhaseInputs, key: str, solved: Solved) -> writes.SolutionRow:
@@ -146,6 +202,7 @@ def _row(inputs: PhaseInputs, key: str, solved: Solved) -> writes.SolutionRow:
         ilps=solved.ilps,
         seconds=solved.seconds,
         template=solved.template,
+        asked=inputs.workload,
     )
 
 
@@ -153,6 +210,7 @@ def _commit(catalog: Catalog, rows: list[writes.SolutionRow]) -> None:
     if rows:
         with catalog.write() as connection:
             writes.write_solutions(connection, rows, datetime.now(UTC))
+        catalog.publish()
         rows.clear()
 
 

@@ -11,7 +11,18 @@ from pydantic import BaseModel, ValidationError
 from planner.errors import ScenarioError
 from planner.scenario import ScenarioSpec
 
-SHIPPED = ("examples",)
+
+class _NoRepeats(yaml.SafeLoader):
+    """YAML lets a repeated key win silently; here it is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} is there twice", node.start_mark
+                )
+        return dict(super().construct_mapping(node, deep))
 
 
 def read_scenario(name: str) -> ScenarioSpec:
@@ -21,7 +32,7 @@ def read_scenario(name: str) -> ScenarioSpec:
     """
     path = find_scenario(name)
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_NoRepeats)
     except (OSError, UnicodeDecodeError) as error:
         raise ScenarioError(f"cannot read scenario file {path}: {error}") from error
     except yaml.YAMLError as error:

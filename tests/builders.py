@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from planner.placement.profile import NodeOption, NodeProfile, PhaseProblem, RequestTerms
@@ -27,6 +29,7 @@ from planner.types import (
 
 MODEL = ModelSpec(
     name="test/model-1B",
+    dtype="bf16",
     layers=4,
     hidden=1024,
     heads=8,
@@ -92,9 +95,7 @@ def random_problem(seed: int, phase: Phase, layers: int = 5, classes: int = 3) -
                     dp=gpus // tp,
                     layer_ms=layer,
                     head_ms=np.sort(rng.uniform(0.5, 2.0, size=max(batches))),
-                    latency_layer_ms=layer
-                    if phase is Phase.DECODE
-                    else layer * rng.uniform(1.1, 1.5),
+                    latency_layer_ms=layer if phase.in_cycles else layer * rng.uniform(1.1, 1.5),
                     overhead_ms=float(rng.uniform(0.0, 0.5)),
                     free_bytes=float(rng.uniform(60.0, 260.0)),
                     layer_bytes=20.0 / tp,
@@ -108,22 +109,26 @@ def random_problem(seed: int, phase: Phase, layers: int = 5, classes: int = 3) -
         nodes[name] = NodeProfile(
             name, 1.0, float(rng.uniform(0.5, 2.0)), float(rng.uniform(0.05, 0.2)), tuple(options)
         )
-    decode = phase is Phase.DECODE
+    decode = phase.in_cycles
+    mixed = phase is Phase.AGGREGATED
     terms = RequestTerms(
         phase=phase,
         layers=layers,
         budget_ms=float(rng.uniform(18.0, 60.0)),
-        handover_ms=float(rng.uniform(0.05, 0.4)),
+        handover_ms=math.inf if mixed else float(rng.uniform(0.05, 0.4)),
         tokens_per_cycle=7.0 if decode else 1.0,
         kv_tokens=3.0,
         kv_tokens_extra=2.0,
-        prompt_kv_bytes_per_layer=2000.0,
-        p95_prompt_kv_bytes_per_layer=5000.0,
+        prompt_kv_bytes_per_layer=0.0 if mixed else 2000.0,
+        p95_prompt_kv_bytes_per_layer=0.0 if mixed else 5000.0,
         hop_tokens=1.0 if decode else 3.0,
         hop_tokens_extra=0.0 if decode else 2.0,
         hop_bytes_per_token=20000.0,
         hop_latency_ms=0.2,
         model_bytes=layers * 20.0 + 30.0,
         utilization=0.9,
+        chunk_tokens=2.0 if mixed else 0.0,
+        p95_input=9.0,
+        chunks_budget_ms=float(rng.uniform(60.0, 160.0)) if mixed else math.inf,
     )
     return PhaseProblem("random", terms, batches, nodes)

@@ -38,7 +38,10 @@ def recheck(inputs: Inputs, template: Template) -> None:
     nodes = {node.name: node for node in scenario.node_classes}
     settings, placement = scenario.placement, template.placement
     model, lengths, slo = workload.model, workload.lengths, workload.slo
-    decode = template.phase is Phase.DECODE
+    mixed = template.phase is Phase.AGGREGATED
+    decode = template.phase is Phase.DECODE or mixed  # requests stay for their whole output
+    chunk = mixed * lengths.mean_input / lengths.mean_output  # new tokens per decode of a step
+    hop_tokens_each = 1.0 + chunk if decode else lengths.mean_input
     m, b = placement.micro_batches, placement.micro_batch_size
 
     layers = [n for s in placement.stages for n in range(s.first_layer, s.first_layer + s.layers)]
@@ -63,15 +66,19 @@ def recheck(inputs: Inputs, template: Template) -> None:
             tokens += decode * (lengths.p95_output - lengths.mean_output)
             kv = tokens * stage.layers * model.kv_bytes_per_token_per_layer
             room = node.gpu.memory_gib * settings.memory_utilization - settings.reserve_gib_per_gpu
-            assert weights / tp + kv / min(tp, model.kv_heads) <= room * GIB * (1 + 1e-9)
+            assert weights / tp + kv / model.kv_shards(tp) <= room * GIB * (1 + 1e-9)
 
             one = np.array([float(share)])
             if decode:
                 context = lengths.mean_input + lengths.mean_output / 2
                 long = lengths.p95_input + lengths.p95_output / 2
-                times = performance.decode_step(
-                    model, workload.dtype, node, tp, one, context + (long - context) / one
-                )
+                seen = context + (long - context) / one
+                if mixed:
+                    times = performance.mixed_step(
+                        model, workload.dtype, node, tp, one, seen, one * chunk, lengths.p95_input
+                    )
+                else:
+                    times = performance.decode_step(model, workload.dtype, node, tp, one, seen)
                 tail = times
             else:
                 times = performance.prefill_step(
@@ -83,27 +90,38 @@ def recheck(inputs: Inputs, template: Template) -> None:
             once = performance.overhead_ms(node.gpu) + last * times.head_ms[0]
             stage_steps.append(stage.layers * times.layer_ms[0] + once)
             stage_latencies.append(stage.layers * tail.layer_ms[0] + once)
-            kv_bits = 8 * stage.layers * model.kv_bytes_per_token_per_layer
-            handover_ms = kv_bits * lengths.p95_input / (node.network_peak_gbit_per_s * 1e6)
-            assert handover_ms <= settings.kv_handover_share * slo.ttft_ms
+            kv_bytes = stage.layers * model.kv_bytes_per_token_per_layer
+            handed = lengths.p95_input
+            if not decode:
+                handed += (part.batch - 1) * lengths.mean_input
+            handover_ms = 8 * kv_bytes * handed / (node.network_peak_gbit_per_s * 1e6)
+            if not mixed:
+                assert handover_ms <= settings.kv_handover_share * slo.ttft_ms * (1 + 1e-9)
             prompts = part.batch / lengths.mean_output if decode else part.batch
-            sustained_ms = (
-                prompts * kv_bits * lengths.mean_input / (node.network_baseline_gbit_per_s * 1e6)
-            )
-            if decode:
-                assert sustained_ms * m <= placement.cycle_ms * (1 + 1e-9)
-            else:
-                assert sustained_ms <= placement.cycle_ms * (1 + 1e-9)
+            moved = 0.0 if mixed else prompts * kv_bytes * lengths.mean_input
+            hopped = part.batch * hop_tokens_each * model.hop_bytes_per_token
+            received = hopped * (not first) + moved * decode
+            sent = hopped * (not last) + moved * (not decode)
+            sustained_ms = 8 * max(received, sent) / (node.network_baseline_gbit_per_s * 1e6)
+            in_flight = m if decode else 1
+            assert sustained_ms * in_flight <= placement.cycle_ms * (1 + 1e-9)
         steps.append(max(stage_steps))
         latencies.append(max(stage_latencies))
     slowest = min(nodes[name].network_peak_gbit_per_s for name, _ in template.combination)
-    hop_tokens = b if decode else (b - 1) * lengths.mean_input + lengths.p95_input
+    hop_tokens = b * hop_tokens_each
+    if not decode:
+        hop_tokens += lengths.p95_input - lengths.mean_input
     hop = settings.hop_latency_ms + hop_tokens * model.hop_bytes_per_token * 8 / (slowest * 1e6)
     total = sum(latencies) + hop * (len(steps) - 1)
     if decode:
         cycle = max(total, m * max(steps))
         assert placement.cycle_ms >= cycle * (1 - 1e-6)
         assert cycle <= slo.tpot_ms * (1 + 1e-6)
+        if mixed:
+            share = min(n.batch // n.data_parallel_size for s in placement.stages for n in s.nodes)
+            chunks = math.ceil(lengths.p95_input / (chunk * share))
+            limit = (1 - settings.ttft_queue_share) * slo.ttft_ms
+            assert chunks * placement.cycle_ms <= limit * (1 + 1e-6)
         rps = m * b * 1000 / (lengths.mean_output * placement.cycle_ms)
     else:
         queue_and_handover = settings.ttft_queue_share + settings.kv_handover_share

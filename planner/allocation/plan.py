@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from planner.allocation.problem import Limit
 from planner.types import Offer, Template
 
 
@@ -14,7 +16,13 @@ class PlannedReplicas:
     template: Template
     domain: str
     count: int
-    load_rps: float
+    load_rps: Mapping[str, float]  # requests/s by workload
+
+    @property
+    def utilization(self) -> float:
+        """Share of the replicas' throughput that the load takes (A4)."""
+        serves = self.template.serves
+        return sum(rps / serves[name] for name, rps in self.load_rps.items()) / self.count
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +57,13 @@ class WorkloadService:
 
 
 @dataclass(frozen=True, slots=True)
-class BindingStock:
-    """An offer whose whole stock the plan uses."""
+class Binding:
+    """A limit that leaves no room for one more node (or request)."""
 
-    offer: Offer
-    used: int
-    worth_usd_per_hour: float  # what one more node would save, in the linear relaxation
+    limit: Limit
+    used: float  # of limit.amount
+    worth: float  # of one more unit, in the linear relaxation
+    worth_unit: str  # 'USD/hour' saved, or 'requests/s' (weighted) more served under shortfall
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +73,10 @@ class Plan:
     replicas: tuple[PlannedReplicas, ...]
     nodes: tuple[PlannedNodes, ...]
     services: tuple[WorkloadService, ...]
-    binding: tuple[BindingStock, ...]
-    cost_usd_per_hour: float  # A0's first term for one hour
-    objective_usd: float  # A0 over the horizon, initialisation included
+    binding: tuple[Binding, ...]
+    cost_usd_per_hour: float  # rent of the nodes
+    egress_usd_per_hour: float
+    objective_usd: float  # A0 over the horizon, initialisation and drains included
     bound_usd: float  # proven lower bound of the objective
     gap: float  # relative, the larger of the two steps
     proven: bool  # both steps ended within the gap asked for

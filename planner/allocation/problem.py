@@ -1,4 +1,4 @@
-"""The allocation program: build, with variables numbered and constraints named A0 to A6.
+"""The allocation program: build, with variables numbered and constraints named A0 to A11.
 
 Source: docs/formulation.md, section 5.
 """
@@ -11,19 +11,21 @@ from dataclasses import dataclass, field
 
 import pulp
 
-from planner.allocation.plan import Plan
+from planner.allocation.options import ANYWHERE, AllocationOptions, ServiceRules
 from planner.errors import MarketError, NoTemplateError
-from planner.types import Market, Offer, Phase, Template, Workload
+from planner.types import DISAGGREGATED, Market, Offer, Phase, Template, Workload
 
 NodeKey = tuple[str, str, Market]  # domain, instance type, market
+LoadKey = tuple[str, int, str]  # workload, template index, domain
 
 
 @dataclass(frozen=True, slots=True)
 class AllocationSettings:
-    """Horizon and initialisation cost of A0, and when the solver stops."""
+    """Horizon and costs of change of A0, and when the solver stops."""
 
     horizon_hours: float = 1.0
     startup_minutes: float = 10.0  # a new node is paid for, but serves nothing, for so long
+    drain_minutes: float = 2.0  # and so is one that is given back
     relative_gap: float = 0.005
     deadline_s: float = 60.0
 
@@ -36,7 +38,9 @@ class AllocationInput:
     templates: tuple[Template, ...]
     offers: tuple[Offer, ...]
     held: Mapping[NodeKey, int] = field(default_factory=dict)  # nodes that already run
-    settings: AllocationSettings = AllocationSettings()
+    settings: AllocationSettings = field(default_factory=AllocationSettings)
+    options: AllocationOptions = field(default_factory=AllocationOptions)
+    rules: Mapping[str, ServiceRules] = field(default_factory=dict)  # by workload
 
     @classmethod
     def of(
@@ -46,17 +50,19 @@ class AllocationInput:
         offers: Sequence[Offer],
         held: Mapping[NodeKey, int] | None = None,
         settings: AllocationSettings | None = None,
+        options: AllocationOptions | None = None,
+        rules: Mapping[str, ServiceRules] | None = None,
     ) -> AllocationInput:
         """Sort and check.
 
         Raises MarketError: a price that is not a positive number, or two offers of one kind.
-        NoTemplateError: a workload with demand has no template of some phase.
+        NoTemplateError: a workload with demand has no template that serves it.
         """
         seen: set[NodeKey] = set()
         for offer in offers:
             key = node_key(offer)
             price = offer.price_usd_per_hour
-            if not (math.isfinite(price) and price > 0):
+            if offer.market is not Market.OWNED and not (math.isfinite(price) and price > 0):
                 raise MarketError(f"offer {_name(offer)}: price must be positive, got {price}")
             if key in seen:
                 raise MarketError(f"offer {_name(offer)} is there twice; keep one price of it")
@@ -68,103 +74,102 @@ class AllocationInput:
             tuple(sorted(offers, key=node_key)),
             dict(sorted((held or {}).items())),
             settings or AllocationSettings(),
+            options or AllocationOptions(),
+            dict(rules or {}),
         )
 
+    @property
+    def domains(self) -> list[str]:
+        return sorted({offer.domain for offer in self.offers})
 
-@dataclass(frozen=True)
+    def rules_of(self, workload: str) -> ServiceRules:
+        return self.rules.get(workload, ANYWHERE)
+
+    def may_serve(self, workload: str, domain: str) -> bool:
+        allowed = self.rules_of(workload).domains
+        return allowed is None or domain in allowed
+
+    def egress_usd_per_request(self, workload: Workload, domain: str) -> float:
+        """What one request's tokens cost on their way out of a domain."""
+        if self.rules_of(workload.name).origin in {None, domain}:
+            return 0.0
+        tokens = workload.lengths.mean_input + workload.lengths.mean_output
+        gib = tokens * self.options.bytes_per_token / 2**30
+        return gib * self.options.egress_usd_per_gib.get(domain, 0.0)
+
+    @property
+    def weighted_demand(self) -> float:
+        return sum(w.weight * w.demand_rps for w in self.workloads)
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One limit of the plan that can bind, in words."""
+
+    kind: str  # 'stock', 'owned', 'quota', 'spot share', 'budget', 'spread', 'least served'
+    text: str
+    amount: float  # the right-hand side, in the unit of the row
+    unit: str
+    step: float  # the least amount that one more node or request would need of it
+    offer: Offer | None = None
+
+
+@dataclass
 class AllocationProblem:
     """The program with the dictionaries that lead from keys to variables and constraints."""
 
     problem: pulp.LpProblem
-    replicas: Mapping[tuple[int, str], pulp.LpVariable]  # x[t, r]
-    nodes: Mapping[NodeKey, pulp.LpVariable]  # y[r, n, k]
-    new_nodes: Mapping[NodeKey, pulp.LpVariable]
-    load: Mapping[tuple[str, int, str], pulp.LpVariable]  # z[w, t, r], requests/s
-    paired: Mapping[tuple[str, str], pulp.LpVariable]  # q[w, r], requests/s
-    short: Mapping[str, pulp.LpVariable]  # short[w], requests/s
-    cost: pulp.LpAffineExpression  # A0 without the penalty, USD over the horizon
-    shortfall: pulp.LpAffineExpression  # sum of weight x short
-    stock_rows: Mapping[tuple[str, str], str]  # (domain, instance type) -> constraint name
+    replicas: dict[tuple[int, str], pulp.LpVariable]  # x[t, r]
+    nodes: dict[NodeKey, pulp.LpVariable]  # y[r, n, k]
+    new_nodes: dict[NodeKey, pulp.LpVariable]
+    dropped: dict[NodeKey, pulp.LpVariable]
+    load: dict[LoadKey, pulp.LpVariable]  # z[w, t, r], requests/s
+    paired: dict[tuple[str, str], pulp.LpVariable]  # q[w, r], requests/s
+    served: dict[tuple[str, str], pulp.LpAffineExpression]  # q + aggregated z of (w, r)
+    short: dict[str, pulp.LpVariable]  # short[w], requests/s
+    limits: dict[str, Limit] = field(default_factory=dict)  # by constraint name
+    cost: pulp.LpAffineExpression = field(default_factory=pulp.LpAffineExpression)
+    shortfall: pulp.LpAffineExpression = field(default_factory=pulp.LpAffineExpression)
 
 
-def build_allocation(data: AllocationInput) -> AllocationProblem:
+def build_allocation(
+    data: AllocationInput, *, enforce_least_served: bool = True
+) -> AllocationProblem:
     """Choose replicas and nodes per domain at least cost; the objective is set by the solve.
 
-    Variables  x[t, r] replicas, y[r, n, k] nodes, newnode[r, n, k], integer >= 0
+    Variables  x[t, r] replicas, y[r, n, k] nodes, integer >= 0
+               newnode[r, n, k], drop[r, n, k] nodes, >= 0
                z[w, t, r], q[w, r], short[w] requests/s, >= 0
-    Cost       H sum price y + sum init_cost newnode                           (A0) USD
+    Cost       H sum price y + start-up sum price newnode + drain sum price drop
+               + H sum egress (q + aggregated z)                               (A0) USD
     Such that  sum count[t, c] x[t, r] = sum of y[r, n, k] with n of class c   (A1) nodes
-               sum over k of y[r, n, k] <= stock[r, n]                         (A2) nodes
-               newnode[r, n, k] >= y[r, n, k] - held[r, n, k]                  (A3) nodes
-               z[w, t, r] <= T[t, w] x[t, r]                                   (A4) requests/s
+               y spot + y on-demand <= stock, y owned <= owned stock           (A2) nodes
+               newnode >= y - held, drop >= held - y                           (A3) nodes
+               sum over w of z[w, t, r] / T[t, w] <= x[t, r]                   (A4) replicas
                q[w, r] <= sum of z over prefill, and over decode, templates    (A5) requests/s
-               sum over r of q[w, r] + short[w] >= demand[w]                   (A6) requests/s
+               sum over r of q + aggregated z, + short[w] >= demand[w]         (A6) requests/s
+               vcpus of y <= quota                                             (A7) vCPUs
+               GPUs of y spot <= share x GPUs of y rented                      (A8) GPUs
+               q + aggregated z of (w, r) <= share x demand[w]                 (A9) requests/s
+               sum price y <= budget                                           (A10) USD/hour
+               short[w] <= (1 - least served) demand[w]                        (A11) requests/s
     Source     docs/formulation.md, section 5
     """
-    problem = pulp.LpProblem("allocation", pulp.LpMinimize)
-    domains = sorted({offer.domain for offer in data.offers})
-    classes = {r: {o.node_class for o in data.offers if o.domain == r} for r in domains}
-    replicas: dict[tuple[int, str], pulp.LpVariable] = {}
-    load: dict[tuple[str, int, str], pulp.LpVariable] = {}
-    for index, template in enumerate(data.templates):
-        for r_index, domain in enumerate(domains):
-            if all(name in classes[domain] for name, _ in template.combination):
-                label = f"{index}_{r_index}"
-                replicas[index, domain] = pulp.LpVariable(
-                    f"replicas_{label}", 0, None, pulp.LpInteger
-                )
-                load[template.workload, index, domain] = pulp.LpVariable(f"load_{label}", 0)
-    nodes = {
-        node_key(offer): pulp.LpVariable(f"nodes_{i}", 0, None, pulp.LpInteger)
-        for i, offer in enumerate(data.offers)
-    }
-    new_nodes = {
-        node_key(offer): pulp.LpVariable(f"newnode_{i}", 0) for i, offer in enumerate(data.offers)
-    }
-    _nodes_cover_replicas(problem, data, replicas, nodes)
-    stock_rows = _stock(problem, data, nodes)
-    for index, (key, variable) in enumerate(nodes.items()):
+    allocation = _variables(data)
+    problem = allocation.problem
+    _nodes_cover_replicas(allocation, data)
+    _stock(allocation, data)
+    for index, (key, variable) in enumerate(allocation.nodes.items()):
         held = data.held.get(key, 0)
-        problem += new_nodes[key] >= variable - held, f"A3_new_{index}"
-    for row, ((_, index, domain), variable) in enumerate(load.items()):
-        throughput = data.templates[index].throughput_rps
-        problem += variable <= throughput * replicas[index, domain], f"A4_load_{row}"
-    paired, short = _demand(problem, data, domains, load)
-    settings = data.settings
-    startup_hours = settings.startup_minutes / 60.0
-    cost = pulp.lpSum(
-        settings.horizon_hours * offer.price_usd_per_hour * nodes[node_key(offer)]
-        + startup_hours * offer.price_usd_per_hour * new_nodes[node_key(offer)]
-        for offer in data.offers
-    )
-    shortfall = pulp.lpSum(workload.weight * short[workload.name] for workload in data.workloads)
-    return AllocationProblem(
-        problem, replicas, nodes, new_nodes, load, paired, short, cost, shortfall, stock_rows
-    )
-
-
-def set_values(allocation: AllocationProblem, data: AllocationInput, plan: Plan) -> None:
-    """Give the variables a plan's values, for the solver to start from."""
-    counts = {(planned.template.id, planned.domain): planned for planned in plan.replicas}
-    for (index, domain), variable in allocation.replicas.items():
-        planned = counts.get((data.templates[index].id, domain))
-        variable.varValue = planned.count if planned else 0
-    for (_, index, domain), variable in allocation.load.items():
-        planned = counts.get((data.templates[index].id, domain))
-        variable.varValue = planned.load_rps if planned else 0.0
-    for (workload, domain), variable in allocation.paired.items():
-        variable.varValue = sum(
-            planned.load_rps
-            for planned in plan.replicas
-            if (planned.template.workload, planned.domain) == (workload, domain)
-            and planned.template.phase is Phase.PREFILL
-        )
-    rented = {node_key(planned.offer): planned for planned in plan.nodes}
-    for key, variable in allocation.nodes.items():
-        variable.varValue = rented[key].count if key in rented else 0
-        allocation.new_nodes[key].varValue = rented[key].new if key in rented else 0
-    for service in plan.services:
-        allocation.short[service.workload].varValue = service.short_rps
+        problem += allocation.new_nodes[key] >= variable - held, f"A3_new_{index}"
+        problem += allocation.dropped[key] >= held - variable, f"A3_drop_{index}"
+    _load_fits_replicas(allocation, data)
+    _demand(allocation, data)
+    _options(allocation, data)
+    if enforce_least_served:
+        _least_served(allocation, data)
+    _objectives(allocation, data)
+    return allocation
 
 
 def node_key(offer: Offer) -> NodeKey:
@@ -172,74 +177,175 @@ def node_key(offer: Offer) -> NodeKey:
     return (offer.domain, offer.instance_type, offer.market)
 
 
-def _nodes_cover_replicas(
-    problem: pulp.LpProblem,
-    data: AllocationInput,
-    replicas: Mapping[tuple[int, str], pulp.LpVariable],
-    nodes: Mapping[NodeKey, pulp.LpVariable],
-) -> None:
+def _variables(data: AllocationInput) -> AllocationProblem:
+    classes = {r: {o.node_class for o in data.offers if o.domain == r} for r in data.domains}
+    names = {workload.name for workload in data.workloads}
+    replicas: dict[tuple[int, str], pulp.LpVariable] = {}
+    load: dict[LoadKey, pulp.LpVariable] = {}
+    for index, template in enumerate(data.templates):
+        served = {w: rps for w, rps in template.serves.items() if w in names and rps > 0}
+        for r_index, domain in enumerate(data.domains):
+            fits = all(name in classes[domain] for name, _ in template.combination)
+            allowed = [w for w in sorted(served) if data.may_serve(w, domain)]
+            if fits and allowed:
+                label = f"{index}_{r_index}"
+                replicas[index, domain] = pulp.LpVariable(
+                    f"replicas_{label}", 0, None, pulp.LpInteger
+                )
+                for w_index, workload in enumerate(allowed):
+                    load[workload, index, domain] = pulp.LpVariable(f"load_{label}_{w_index}", 0)
+    keys = [node_key(offer) for offer in data.offers]
+    return AllocationProblem(
+        problem=pulp.LpProblem("allocation", pulp.LpMinimize),
+        replicas=replicas,
+        nodes={k: pulp.LpVariable(f"nodes_{i}", 0, None, pulp.LpInteger)
+               for i, k in enumerate(keys)},
+        new_nodes={k: pulp.LpVariable(f"newnode_{i}", 0) for i, k in enumerate(keys)},
+        dropped={k: pulp.LpVariable(f"drop_{i}", 0) for i, k in enumerate(keys)},
+        load=load,
+        paired={},
+        served={},
+        short={},
+    )  # fmt: skip
+
+
+def _nodes_cover_replicas(allocation: AllocationProblem, data: AllocationInput) -> None:
     needed: dict[tuple[str, str], list[tuple[pulp.LpVariable, int]]] = {}
-    for (index, domain), variable in replicas.items():
+    for (index, domain), variable in allocation.replicas.items():
         for name, count in data.templates[index].combination:
             needed.setdefault((domain, name), []).append((variable, count))
     rented: dict[tuple[str, str], list[pulp.LpVariable]] = {}
     for offer in data.offers:
-        rented.setdefault((offer.domain, offer.node_class), []).append(nodes[node_key(offer)])
+        variable = allocation.nodes[node_key(offer)]
+        rented.setdefault((offer.domain, offer.node_class), []).append(variable)
     for row, (place, variables) in enumerate(sorted(rented.items())):
         use = pulp.LpAffineExpression(needed.get(place, []))
-        problem += use - pulp.lpSum(variables) == 0, f"A1_nodes_{row}"
+        allocation.problem += use - pulp.lpSum(variables) == 0, f"A1_nodes_{row}"
 
 
-def _stock(
-    problem: pulp.LpProblem, data: AllocationInput, nodes: Mapping[NodeKey, pulp.LpVariable]
-) -> dict[tuple[str, str], str]:
-    shared: dict[tuple[str, str], list[Offer]] = {}
+def _stock(allocation: AllocationProblem, data: AllocationInput) -> None:
+    shared: dict[tuple[str, str, bool], list[Offer]] = {}
     for offer in data.offers:
-        shared.setdefault((offer.domain, offer.instance_type), []).append(offer)
-    rows = {}
-    for row, (place, offers) in enumerate(sorted(shared.items())):
-        name = rows[place] = f"A2_stock_{row}"
+        owned = offer.market is Market.OWNED
+        shared.setdefault((offer.domain, offer.instance_type, owned), []).append(offer)
+    for row, ((domain, name, owned), offers) in enumerate(sorted(shared.items())):
+        kind = "owned" if owned else "stock"
         stock = max(offer.stock for offer in offers)
-        problem += pulp.lpSum(nodes[node_key(offer)] for offer in offers) <= stock, name
-    return rows
+        used = pulp.lpSum(allocation.nodes[node_key(offer)] for offer in offers)
+        label = f"A2_{kind}_{row}"
+        allocation.problem += used <= stock, label
+        whose = "owned " if owned else ""
+        text = f"{whose}{offers[0].node_class} ({name}) in {domain}"
+        allocation.limits[label] = Limit(kind, text, stock, "nodes", 1.0, offers[0])
 
 
-def _demand(
-    problem: pulp.LpProblem,
-    data: AllocationInput,
-    domains: Sequence[str],
-    load: Mapping[tuple[str, int, str], pulp.LpVariable],
-) -> tuple[dict[tuple[str, str], pulp.LpVariable], dict[str, pulp.LpVariable]]:
+def _load_fits_replicas(allocation: AllocationProblem, data: AllocationInput) -> None:
+    by_replica: dict[tuple[int, str], list[tuple[pulp.LpVariable, float]]] = {}
+    for (workload, index, domain), variable in allocation.load.items():
+        throughput = data.templates[index].serves[workload]
+        by_replica.setdefault((index, domain), []).append((variable, 1.0 / throughput))
+    for row, (key, terms) in enumerate(by_replica.items()):
+        busy = pulp.LpAffineExpression(terms)
+        allocation.problem += busy <= allocation.replicas[key], f"A4_load_{row}"
+
+
+def _demand(allocation: AllocationProblem, data: AllocationInput) -> None:
     by_place: dict[tuple[str, str, Phase], list[pulp.LpVariable]] = {}
-    for (name, index, domain), variable in load.items():
-        place = (name, domain, data.templates[index].phase)
-        by_place.setdefault(place, []).append(variable)
-    pairs: dict[tuple[str, str], pulp.LpVariable] = {}
-    short = {}
+    for (name, index, domain), variable in allocation.load.items():
+        by_place.setdefault((name, domain, data.templates[index].phase), []).append(variable)
     for w_index, workload in enumerate(data.workloads):
-        served = []
-        for r_index, domain in enumerate(domains):
+        for r_index, domain in enumerate(data.domains):
             paired = pulp.LpVariable(f"paired_{w_index}_{r_index}", 0)  # q[w, r]
-            for phase in Phase:
+            for phase in DISAGGREGATED:
                 capacity = pulp.lpSum(by_place.get((workload.name, domain, phase), []))
-                problem += capacity >= paired, f"A5_{phase.value}_{w_index}_{r_index}"
-            pairs[workload.name, domain] = paired
-            served.append(paired)
+                label = f"A5_{phase.value}_{w_index}_{r_index}"
+                allocation.problem += capacity >= paired, label
+            mixed = by_place.get((workload.name, domain, Phase.AGGREGATED), [])
+            allocation.paired[workload.name, domain] = paired
+            allocation.served[workload.name, domain] = pulp.lpSum([paired, *mixed])
         missing = pulp.LpVariable(f"short_{w_index}", 0, workload.demand_rps)
-        problem += pulp.lpSum(served) + missing >= workload.demand_rps, f"A6_demand_{w_index}"
-        short[workload.name] = missing
-    return pairs, short
+        served = pulp.lpSum(allocation.served[workload.name, d] for d in data.domains)
+        allocation.problem += served + missing >= workload.demand_rps, f"A6_demand_{w_index}"
+        allocation.short[workload.name] = missing
+
+
+def _options(allocation: AllocationProblem, data: AllocationInput) -> None:
+    problem, nodes, options = allocation.problem, allocation.nodes, data.options
+    for index, quota in enumerate(options.quotas):
+        covered = [offer for offer in data.offers if quota.covers(offer)]
+        used = pulp.lpSum(offer.vcpus * nodes[node_key(offer)] for offer in covered)
+        label = f"A7_quota_{index}"
+        problem += used <= quota.vcpus, label
+        least = min((offer.vcpus for offer in covered), default=1)
+        allocation.limits[label] = Limit("quota", quota.describe(), quota.vcpus, "vCPUs", least)
+    rented = [offer for offer in data.offers if offer.market is not Market.OWNED]
+    share = options.largest_spot_share
+    if share < 1.0:
+        weights = {node_key(o): o.gpus * ((o.market is Market.SPOT) - share) for o in rented}
+        problem += pulp.lpSum(w * nodes[k] for k, w in weights.items()) <= 0, "A8_spot_share"
+        text = f"at most {share:.0%} of the rented GPUs on spot"
+        step = min((o.gpus * (1.0 - share) for o in rented), default=1.0)
+        allocation.limits["A8_spot_share"] = Limit("spot share", text, 0.0, "GPUs", step)
+    for w_index, workload in enumerate(data.workloads):
+        largest = data.rules_of(workload.name).largest_domain_share
+        if largest < 1.0:
+            for r_index, domain in enumerate(data.domains):
+                amount = largest * workload.demand_rps
+                label = f"A9_spread_{w_index}_{r_index}"
+                problem += allocation.served[workload.name, domain] <= amount, label
+                text = f"at most {largest:.0%} of {workload.name} in one domain ({domain})"
+                allocation.limits[label] = Limit(
+                    "spread", text, amount, "requests/s", 1e-4 * max(amount, 1e-9)
+                )
+    if options.budget_usd_per_hour is not None:
+        budget = options.budget_usd_per_hour
+        spent = pulp.lpSum(o.price_usd_per_hour * nodes[node_key(o)] for o in rented)
+        problem += spent <= budget, "A10_budget"
+        cheapest = min((o.price_usd_per_hour for o in rented), default=0.0)
+        text = f"budget of ${budget:g}/h"
+        allocation.limits["A10_budget"] = Limit("budget", text, budget, "USD/hour", cheapest)
+
+
+def _least_served(allocation: AllocationProblem, data: AllocationInput) -> None:
+    for index, workload in enumerate(data.workloads):
+        least = data.rules_of(workload.name).least_served
+        if least > 0.0:
+            # A hair of slack: the same rounding that reads the served share back.
+            amount = (1.0 - least) * workload.demand_rps + 1e-7 * workload.demand_rps
+            label = f"A11_least_served_{index}"
+            allocation.problem += allocation.short[workload.name] <= amount, label
+            text = f"at least {least:.0%} of {workload.name} served"
+            step = 1e-4 * max(workload.demand_rps, 1e-9)
+            allocation.limits[label] = Limit("least served", text, amount, "requests/s", step)
+
+
+def _objectives(allocation: AllocationProblem, data: AllocationInput) -> None:
+    settings = data.settings
+    hours = settings.horizon_hours
+    terms = []
+    for offer in data.offers:
+        key, price = node_key(offer), offer.price_usd_per_hour
+        terms.append(hours * price * allocation.nodes[key])
+        terms.append(settings.startup_minutes / 60.0 * price * allocation.new_nodes[key])
+        terms.append(settings.drain_minutes / 60.0 * price * allocation.dropped[key])
+    for workload in data.workloads:
+        for domain in data.domains:
+            egress = data.egress_usd_per_request(workload, domain)
+            if egress:
+                terms.append(3600.0 * hours * egress * allocation.served[workload.name, domain])
+    allocation.cost = pulp.lpSum(terms)
+    allocation.shortfall = pulp.lpSum(w.weight * allocation.short[w.name] for w in data.workloads)
 
 
 def _require_templates(workloads: Sequence[Workload], templates: Sequence[Template]) -> None:
-    known = {(template.workload, template.phase) for template in templates}
+    known = {(name, t.phase) for t in templates for name, rps in t.serves.items() if rps > 0}
     for workload in workloads:
-        for phase in Phase:
-            if workload.demand_rps > 0 and (workload.name, phase) not in known:
-                raise NoTemplateError(
-                    f"workload {workload.name!r} has demand but the library has no {phase} "
-                    "template for it; build the library with node classes that can serve it"
-                )
+        missing = [phase for phase in DISAGGREGATED if (workload.name, phase) not in known]
+        if workload.demand_rps > 0 and missing and (workload.name, Phase.AGGREGATED) not in known:
+            raise NoTemplateError(
+                f"workload {workload.name!r} has demand but the library has no {missing[0]} "
+                "template for it; build the library with node classes that can serve it"
+            )
 
 
 def _name(offer: Offer) -> str:

@@ -7,35 +7,38 @@ it (lexicographic). With enough stock the first step ends at once with a shortfa
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import pulp
 
 from planner.allocation.check import check_plan
-from planner.allocation.plan import (
-    BindingStock,
-    Plan,
-    PlannedNodes,
-    PlannedReplicas,
-    WorkloadService,
-)
+from planner.allocation.load import SharedLoad, share_load
+from planner.allocation.plan import Binding, Plan, PlannedNodes, PlannedReplicas, WorkloadService
 from planner.allocation.problem import (
     AllocationInput,
     AllocationProblem,
     build_allocation,
     node_key,
-    set_values,
 )
+from planner.errors import LeastServedError
 from planner.solver import Outcome, SolveReport, require_feasible, solve
 from planner.types import Phase
 
-SHORTFALL_TOLERANCE = 1e-6  # requests/s, weighted
+SHORTFALL_TOLERANCE = 1e-6  # of the weighted demand
+LEAST_SOLVE_S = 1.0  # of the second step, however late the first one ends
 
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
     shortfall: SolveReport
     cost: SolveReport
+
+
+@dataclass(frozen=True, slots=True)
+class _Worth:
+    prices: Mapping[str, float]
+    unit: str
 
 
 def plan_allocation(
@@ -45,80 +48,18 @@ def plan_allocation(
 ) -> Plan:
     """The cheapest plan among those of least weighted shortfall.
 
-    `start` is a plan of the same input to begin from; the answer is never worse than it. The gap
-    of a plan is the larger of its two steps' relative gaps; the shortfall's is relative to the
-    weighted demand. `clock` only measures how long the solve took. The plan is rechecked on its
-    integers before it is returned.
-    Raises SolverStoppedError: the deadline passed without any plan.
+    `start` is a plan of the same workloads, templates and offers to begin from. The gap of a plan
+    is the larger of its two steps' relative gaps; the shortfall's is relative to the weighted
+    demand. `clock` only measures how long the solve took. The plan is rechecked on its integers
+    before it is returned.
+    Raises LeastServedError: a least served share that no plan reaches. SolverStoppedError: the
+    deadline passed without any plan.
     """
     started = clock()
     allocation = build_allocation(data)
     if start is not None:
-        set_values(allocation, data, start)
+        _set_values(allocation, data, start)
     steps = _solve_steps(allocation, data, start, lambda: clock() - started)
-    plan = _read_back(data, allocation, steps, clock() - started)
-    check_plan(data, plan)
-    return plan
-
-
-def _solve_steps(
-    allocation: AllocationProblem,
-    data: AllocationInput,
-    start: Plan | None,
-    elapsed_s: Callable[[], float],
-) -> _Steps:
-    settings = data.settings
-    problem = allocation.problem
-    tolerance = SHORTFALL_TOLERANCE * max(1.0, _weighted_demand(data))
-    if start is not None and start.weighted_shortfall <= tolerance:
-        first = SolveReport(Outcome.PROVEN, 0.0, 0.0, 0.0)  # nothing is less than no shortfall
-    else:
-        problem.setObjective(allocation.shortfall)
-        first = require_feasible(
-            problem,
-            solve(
-                problem,
-                time_limit_s=settings.deadline_s / 2,
-                relative_gap=1e-4,
-                warm=start is not None,
-            ),
-        )
-    limit = max(0.0, first.objective) + tolerance
-    problem += allocation.shortfall <= limit, "scarcity_least_shortfall"
-    problem.setObjective(allocation.cost)
-    second = require_feasible(
-        problem,
-        solve(
-            problem,
-            time_limit_s=max(1.0, settings.deadline_s - elapsed_s()),
-            relative_gap=settings.relative_gap,
-            warm=True,
-        ),
-    )
-    return _Steps(first, second)
-
-
-def _weighted_demand(data: AllocationInput) -> float:
-    return sum(w.weight * w.demand_rps for w in data.workloads)
-
-
-def _stock_worth(data: AllocationInput, allocation: AllocationProblem) -> dict[str, float]:
-    """USD per hour that one more node of each stock row saves at the same service.
-
-    Shadow prices of A2 in the linear relaxation of the second step. Read the integer solution
-    before: relaxing overwrites the variables.
-    """
-    problem = allocation.problem
-    solve(problem, relax=True)
-    return {
-        name: abs(float(problem.constraints[name].pi or 0.0)) / data.settings.horizon_hours
-        for name in allocation.stock_rows.values()
-    }
-
-
-def _read_back(
-    data: AllocationInput, allocation: AllocationProblem, steps: _Steps, solve_s: float
-) -> Plan:
     counts = {
         key: count
         for key, variable in allocation.replicas.items()
@@ -129,25 +70,167 @@ def _read_back(
         for offer in data.offers
         if (count := round(allocation.nodes[node_key(offer)].value() or 0.0)) > 0
     )
-    capacity = _capacity(data, counts)
-    services = tuple(
-        WorkloadService(
-            workload=workload.name,
-            demand_rps=workload.demand_rps,
-            # From the integers: the solver's own shortfall carries its tolerance.
-            served_rps=min(workload.demand_rps, sum(capacity.paired(workload.name).values())),
-            weight=workload.weight,
+    used = {name: _used(allocation, name) for name in allocation.limits}
+    short = steps.shortfall.objective > SHORTFALL_TOLERANCE * max(1.0, data.weighted_demand)
+    worth = _worth(allocation, data, short)
+    plan = _plan(data, counts, nodes, _binding(allocation, used, worth), steps, clock() - started)
+    check_plan(data, plan)
+    return plan
+
+
+def keep_nodes(data: AllocationInput, plan: Plan) -> Plan | None:
+    """A running plan under today's prices, demand and offers; None if they no longer allow it.
+
+    The same replicas on the same nodes: nothing new to pay, and only the loads may change.
+    """
+    offers = {node_key(offer): offer for offer in data.offers}
+    known = {template.id: index for index, template in enumerate(data.templates)}
+    if any(node_key(n.offer) not in offers for n in plan.nodes):
+        return None
+    if any(r.template.id not in known for r in plan.replicas):
+        return None
+    counts = {(known[r.template.id], r.domain): r.count for r in plan.replicas}
+    nodes = tuple(
+        PlannedNodes(
+            offers[node_key(n.offer)],
+            n.count,
+            max(0, n.count - data.held.get(node_key(n.offer), 0)),
         )
-        for workload in data.workloads
+        for n in plan.nodes
     )
-    demand = _weighted_demand(data)
+    unsolved = SolveReport(Outcome.INCUMBENT, 0.0, 0.0, 0.0)
+    kept = _plan(data, counts, nodes, (), _Steps(unsolved, unsolved), 0.0)
+    return replace(kept, objective_usd=objective_usd(data, kept))
+
+
+def objective_usd(data: AllocationInput, plan: Plan) -> float:
+    """A0 of a plan over the horizon: rent, start-ups, drains and egress."""
+    settings = data.settings
+    running = {node_key(n.offer): n.count for n in plan.nodes}
+    total = settings.horizon_hours * (plan.cost_usd_per_hour + plan.egress_usd_per_hour)
+    for offer in data.offers:
+        change = running.get(node_key(offer), 0) - data.held.get(node_key(offer), 0)
+        minutes = settings.startup_minutes if change > 0 else settings.drain_minutes
+        total += minutes / 60.0 * offer.price_usd_per_hour * abs(change)
+    return total
+
+
+def _solve_steps(
+    allocation: AllocationProblem,
+    data: AllocationInput,
+    start: Plan | None,
+    elapsed_s: Callable[[], float],
+) -> _Steps:
+    settings, problem = data.settings, allocation.problem
+    tolerance = SHORTFALL_TOLERANCE * max(1.0, data.weighted_demand)
+    if start is not None and start.weighted_shortfall <= tolerance:
+        first = SolveReport(Outcome.PROVEN, 0.0, 0.0, 0.0)  # nothing is less than no shortfall
+    else:
+        problem.setObjective(allocation.shortfall)
+        first = solve(
+            problem,
+            time_limit_s=settings.deadline_s / 2,
+            relative_gap=1e-4,
+            warm=start is not None,
+        )
+        if first.outcome is Outcome.INFEASIBLE:
+            raise _least_served_error(data)
+    limit = max(0.0, first.objective) + tolerance
+    problem += allocation.shortfall <= limit, "scarcity_least_shortfall"
+    problem.setObjective(allocation.cost)
+    second = require_feasible(
+        problem,
+        solve(
+            problem,
+            time_limit_s=max(LEAST_SOLVE_S, settings.deadline_s - elapsed_s()),
+            relative_gap=settings.relative_gap,
+            warm=True,
+        ),
+    )
+    return _Steps(first, second)
+
+
+def _set_values(allocation: AllocationProblem, data: AllocationInput, plan: Plan) -> None:
+    """Give the variables a plan's values, for the solver to start from."""
+    planned = {(r.template.id, r.domain): r for r in plan.replicas}
+    for (index, domain), variable in allocation.replicas.items():
+        found = planned.get((data.templates[index].id, domain))
+        variable.varValue = found.count if found else 0
+    for variable in allocation.paired.values():
+        variable.varValue = 0.0
+    for (name, index, domain), variable in allocation.load.items():
+        found = planned.get((data.templates[index].id, domain))
+        variable.varValue = found.load_rps.get(name, 0.0) if found else 0.0
+        if data.templates[index].phase is Phase.PREFILL:
+            allocation.paired[name, domain].varValue += variable.varValue
+    running = {node_key(n.offer): n.count for n in plan.nodes}
+    for key, variable in allocation.nodes.items():
+        variable.varValue = running.get(key, 0)
+        change = variable.varValue - data.held.get(key, 0)
+        allocation.new_nodes[key].varValue = max(0, change)
+        allocation.dropped[key].varValue = max(0, -change)
+    for service in plan.services:
+        allocation.short[service.workload].varValue = service.short_rps
+
+
+def _used(allocation: AllocationProblem, name: str) -> float:
+    """Left-hand side of a limit at the integer solution."""
+    # PuLP's value of a constraint is left minus right.
+    slack = float(allocation.problem.constraints[name].value() or 0.0)
+    return allocation.limits[name].amount + slack
+
+
+def _worth(allocation: AllocationProblem, data: AllocationInput, short: bool) -> _Worth:
+    """What one more unit of each limit is worth.
+
+    Shadow prices in the linear relaxation: of the cost where all demand is served, of the
+    shortfall where it is not. Read the integer solution before: relaxing overwrites the variables.
+    """
+    problem = allocation.problem
+    if short:
+        problem.setObjective(allocation.shortfall)
+    solve(problem, relax=True)
+    scale = 1.0 if short else data.settings.horizon_hours
+    prices = {
+        name: abs(float(problem.constraints[name].pi or 0.0)) / scale for name in allocation.limits
+    }
+    return _Worth(prices, "requests/s" if short else "USD/hour")
+
+
+def _binding(
+    allocation: AllocationProblem, used: Mapping[str, float], worth: _Worth
+) -> tuple[Binding, ...]:
+    """Limits without room for one more, most valuable first."""
+    found = [
+        Binding(limit, used[name], worth.prices[name], worth.unit)
+        for name, limit in allocation.limits.items()
+        if limit.amount - used[name] < limit.step * (1.0 - 1e-9)
+        and (used[name] > 0 or worth.prices[name] > 0)
+    ]
+    return tuple(sorted(found, key=lambda b: (-b.worth, b.limit.text)))
+
+
+def _plan(
+    data: AllocationInput,
+    counts: Mapping[tuple[int, str], int],
+    nodes: tuple[PlannedNodes, ...],
+    binding: tuple[Binding, ...],
+    steps: _Steps,
+    solve_s: float,
+) -> Plan:
+    shared = share_load(data, counts)
+    demand = data.weighted_demand
     short_gap = abs(steps.shortfall.objective - steps.shortfall.bound)
     return Plan(
-        replicas=_share_load(data, counts, services, capacity),
+        replicas=_replicas(data, counts, shared),
         nodes=nodes,
-        services=services,
-        binding=_binding_stock(nodes, allocation, _stock_worth(data, allocation)),
-        cost_usd_per_hour=sum(n.offer.price_usd_per_hour * n.count for n in nodes),
+        services=tuple(
+            WorkloadService(w.name, w.demand_rps, shared.served_rps[w.name], w.weight)
+            for w in data.workloads
+        ),
+        binding=binding,
+        cost_usd_per_hour=sum(n.cost_usd_per_hour for n in nodes),
+        egress_usd_per_hour=shared.egress_usd_per_hour,
         objective_usd=steps.cost.objective,
         bound_usd=steps.cost.bound,
         gap=max(steps.cost.gap, short_gap / demand if demand else 0.0),
@@ -156,60 +239,40 @@ def _read_back(
     )
 
 
-@dataclass(frozen=True)
-class _Capacity:
-    """Requests/s that the replicas of each (workload, domain, phase) can take."""
-
-    rps: Mapping[tuple[str, str, Phase], float]
-
-    def paired(self, workload: str) -> dict[str, float]:
-        """By domain: what prefill and decode both can take."""
-        domains = sorted({domain for name, domain, _ in self.rps if name == workload})
-        return {
-            domain: min(self.rps.get((workload, domain, phase), 0.0) for phase in Phase)
-            for domain in domains
-        }
-
-
-def _capacity(data: AllocationInput, counts: Mapping[tuple[int, str], int]) -> _Capacity:
-    rps: dict[tuple[str, str, Phase], float] = defaultdict(float)
-    for (index, domain), count in counts.items():
-        template = data.templates[index]
-        rps[template.workload, domain, template.phase] += template.throughput_rps * count
-    return _Capacity(rps)
-
-
-def _share_load(
-    data: AllocationInput,
-    counts: Mapping[tuple[int, str], int],
-    services: Sequence[WorkloadService],
-    capacity: _Capacity,
+def _replicas(
+    data: AllocationInput, counts: Mapping[tuple[int, str], int], shared: SharedLoad
 ) -> tuple[PlannedReplicas, ...]:
-    """Spread what is served over replicas in proportion to throughput: the router's weights."""
-    paired = {s.workload: capacity.paired(s.workload) for s in services}
-    served = {s.workload: s.served_rps for s in services}
-    replicas = []
-    for (index, domain), count in sorted(counts.items()):
-        template = data.templates[index]
-        name = template.workload
-        total = sum(paired[name].values())
-        in_domain = paired[name][domain] * served[name] / total if total else 0.0
-        portion = template.throughput_rps * count / capacity.rps[name, domain, template.phase]
-        replicas.append(PlannedReplicas(template, domain, count, in_domain * portion))
-    return tuple(replicas)
-
-
-def _binding_stock(
-    nodes: Sequence[PlannedNodes], allocation: AllocationProblem, worth: dict[str, float]
-) -> tuple[BindingStock, ...]:
-    used: Counter[tuple[str, str]] = Counter()
-    offers = {}
-    for planned in nodes:
-        place = (planned.offer.domain, planned.offer.instance_type)
-        used[place] += planned.count
-        offers[place] = planned.offer
+    loads: dict[tuple[int, str], dict[str, float]] = {key: {} for key in counts}
+    for (name, index, domain), rps in shared.load_rps.items():
+        loads[index, domain][name] = rps
     return tuple(
-        BindingStock(offers[place], used[place], worth[allocation.stock_rows[place]])
-        for place in sorted(used)
-        if used[place] == offers[place].stock
+        PlannedReplicas(data.templates[index], domain, count, loads[index, domain])
+        for (index, domain), count in sorted(counts.items())
+    )
+
+
+def _least_served_error(data: AllocationInput) -> LeastServedError:
+    """Which least served share fails, and what could be reached instead."""
+    allocation = build_allocation(data, enforce_least_served=False)
+    problem = allocation.problem
+    missed = {}
+    for index, workload in enumerate(data.workloads):
+        least = data.rules_of(workload.name).least_served
+        missed[workload.name] = pulp.LpVariable(f"missed_{index}", 0)
+        allowed = (1.0 - least) * workload.demand_rps
+        problem += allocation.short[workload.name] - missed[workload.name] <= allowed
+    problem.setObjective(pulp.lpSum(missed.values()))
+    require_feasible(problem, solve(problem, time_limit_s=data.settings.deadline_s))
+    parts = []
+    for workload in data.workloads:
+        if (missed[workload.name].value() or 0.0) > 1e-6 * workload.demand_rps:
+            short = allocation.short[workload.name].value() or 0.0
+            least = data.rules_of(workload.name).least_served
+            parts.append(
+                f"{workload.name!r} asks for {least:.1%} and at most "
+                f"{1.0 - short / workload.demand_rps:.1%} can be served"
+            )
+    return LeastServedError(
+        f"no plan keeps the least served shares: {'; '.join(parts)}; lower least_served, or add "
+        "stock, domains, quota or budget"
     )

@@ -22,6 +22,30 @@ def plan_homo_joint(data: AllocationInput) -> Plan:
     return plan_allocation(replace(data, templates=pure))
 
 
+def plan_never_worse(data: AllocationInput, homo: Plan) -> Plan:
+    """Coral's plan, started from Homo-joint's; Homo-joint's where Coral's would be worse.
+
+    Both are plans of Coral's program, so Coral's bound holds for either. The time is that of
+    both, since one starts from the other.
+    """
+    coral = plan_allocation(data, start=homo)
+    coral = replace(coral, solve_s=coral.solve_s + homo.solve_s)
+    if better_of(coral, homo) is coral:
+        return coral
+    spare = max(0.0, homo.objective_usd - coral.bound_usd)
+    gap = spare / homo.objective_usd if homo.objective_usd else 0.0
+    return replace(
+        coral,
+        replicas=homo.replicas,
+        nodes=homo.nodes,
+        services=homo.services,
+        cost_usd_per_hour=homo.cost_usd_per_hour,
+        egress_usd_per_hour=homo.egress_usd_per_hour,
+        objective_usd=homo.objective_usd,
+        gap=max(gap, coral.gap),
+    )
+
+
 def better_of(mine: Plan, other: Plan) -> Plan:
     """The plan that serves more or, serving the same, costs less; the first on a tie."""
     shortage = other.weighted_shortfall - mine.weighted_shortfall

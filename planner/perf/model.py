@@ -26,6 +26,8 @@ class LayerTimes(Protocol):
     """What both a measured table and a roofline answer, in ms, without communication."""
 
     def decode_layer_ms(self, batch: Floats, context: Floats) -> Floats: ...
+    def decode_attention_ms(self, batch: Floats, context: Floats) -> Floats: ...
+    def mixed_linear_ms(self, tokens: Floats) -> Floats: ...
     def prefill_linear_ms(self, tokens: Floats) -> Floats: ...
     def prefill_attention_ms(self, tokens: Floats, context: Floats) -> Floats: ...
     def head_ms(self, rows: Floats) -> Floats: ...
@@ -81,15 +83,41 @@ class PerformanceModel:
         layer = layer + self._comm_ms(model, node, tp, tokens)
         return StepTimes(layer, times.head_ms(prompts))
 
+    def mixed_step(
+        self,
+        model: ModelSpec,
+        dtype: str,
+        node: NodeClass,
+        tp: int,
+        batch: Floats,
+        context: Floats,
+        prefill_tokens: Floats,
+        prompt_tokens: float,
+    ) -> StepTimes:
+        """One step of `batch` decodes and `prefill_tokens` new tokens of longer prompts.
+
+        Those tokens carry their share of the attention of a whole prompt of `prompt_tokens`.
+        """
+        times = self._times(model, dtype, node.gpu, tp)
+        zero = np.zeros(batch.shape)
+        tokens = batch + prefill_tokens
+        prompt = times.prefill_attention_ms(zero + prompt_tokens, zero)
+        layer = times.mixed_linear_ms(tokens) + times.decode_attention_ms(batch, context)
+        layer = layer + prefill_tokens / prompt_tokens * prompt
+        layer = layer + self._comm_ms(model, node, tp, tokens)
+        return StepTimes(layer, times.head_ms(batch + prefill_tokens / prompt_tokens))
+
     def overhead_ms(self, gpu: GpuSpec) -> float:
         """Engine overhead per step; 0 where it was never fitted (see provenance)."""
         return self.engine_overhead_ms.get(family_of(gpu), 0.0)
 
     def provenance(self, model: ModelSpec, dtype: str, node: NodeClass, tp: int) -> Provenance:
-        """The worst source among the layer's times and the all-reduce."""
+        """The worst source among layer times, all-reduce and engine overhead."""
         times = self._times(model, dtype, node.gpu, tp)
         layer = times.provenance if isinstance(times, LayerTable) else times.calibration.provenance
-        return Provenance.worst(layer, self.all_reduce.provenance(node, tp))
+        fitted = family_of(node.gpu) in self.engine_overhead_ms
+        engine = Provenance.MEASURED if fitted else Provenance.CALIBRATED
+        return Provenance.worst(layer, engine, self.all_reduce.provenance(node, tp))
 
     def source(self, model: ModelSpec, dtype: str, node: NodeClass, tp: int) -> str:
         """Where the layer times come from, in words."""

@@ -54,14 +54,21 @@ class Roofline:
 
     def decode_layer_ms(self, batch: Floats, context: Floats) -> Floats:
         """`batch` sequences with one new token each over `context` cached tokens each."""
+        return self.mixed_linear_ms(batch) + self.decode_attention_ms(batch, context)
+
+    def decode_attention_ms(self, batch: Floats, context: Floats) -> Floats:
+        """Attention of a decode step alone."""
         heads = self.model.heads / self.tensor_parallel_size
         flops = 4.0 * heads * self.model.head_dim * context * batch
-        traffic = self._qo_bytes(batch) + self._kv_bytes(batch * context)
-        return self._fixed_ms() + self._linear_ms(batch) + self._op_ms(flops, traffic)
+        return self._op_ms(flops, self._qo_bytes(batch) + self._kv_bytes(batch * context))
+
+    def mixed_linear_ms(self, tokens: Floats) -> Floats:
+        """Everything of a layer but attention, for `tokens` tokens of any kind."""
+        return self._fixed_ms() + self._linear_ms(tokens)
 
     def prefill_linear_ms(self, tokens: Floats) -> Floats:
         """Everything of a prefill layer but its attention, for `tokens` new tokens."""
-        return self._fixed_ms() + self._linear_ms(tokens)
+        return self.mixed_linear_ms(tokens)
 
     def prefill_attention_ms(self, tokens: Floats, context: Floats) -> Floats:
         """Causal attention of one sequence of `tokens` new tokens over `context` cached ones."""
@@ -120,7 +127,7 @@ class Roofline:
         return 2.0 * HALF_BYTES * heads * self.model.head_dim * tokens
 
     def _kv_bytes(self, tokens: Floats) -> Floats:
-        shards = min(self.tensor_parallel_size, self.model.kv_heads)
+        shards = self.model.kv_shards(self.tensor_parallel_size)
         return self.model.kv_bytes_per_token_per_layer / shards * tokens
 
     def _fixed_ms(self) -> float:

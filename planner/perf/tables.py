@@ -29,6 +29,8 @@ class LayerTable:
     """Monotone interpolation of the rows of one (model, dtype, GPU, tensor parallel size)."""
 
     decode: Surface  # ms by (batch, context)
+    decode_attention: Surface  # ms by (batch, context)
+    mixed_linear: Line  # ms by tokens of a step, decode and prefill points together
     prefill_linear: Line  # ms by tokens
     prefill_attention: Surface  # ms of one sequence by (tokens, context)
     head: Line  # ms by rows of logits
@@ -55,6 +57,11 @@ class LayerTable:
                 [row.context for row in decode],
                 [row.linear_ms + row.attention_ms for row in decode],
             )
+            decode_attention = Surface.of(
+                [row.batch for row in decode],
+                [row.context for row in decode],
+                [row.attention_ms for row in decode],
+            )
             attention = Surface.of(
                 [row.tokens for row in prefill],
                 [row.context for row in prefill],
@@ -65,6 +72,11 @@ class LayerTable:
         hybrid = any("hybrid" in row.source for row in rows)
         return cls(
             decode=decode_surface,
+            decode_attention=decode_attention,
+            mixed_linear=Line.of(
+                [row.tokens for row in (*decode, *prefill)],
+                [row.linear_ms for row in (*decode, *prefill)],
+            ),
             prefill_linear=Line.of([r.tokens for r in prefill], [r.linear_ms for r in prefill]),
             prefill_attention=attention,
             head=Line.of([r.batch for r in decode], [r.head_ms for r in decode]),
@@ -74,6 +86,12 @@ class LayerTable:
 
     def decode_layer_ms(self, batch: Floats, context: Floats) -> Floats:
         return self.decode(batch, context)
+
+    def decode_attention_ms(self, batch: Floats, context: Floats) -> Floats:
+        return self.decode_attention(batch, context)
+
+    def mixed_linear_ms(self, tokens: Floats) -> Floats:
+        return self.mixed_linear(tokens)
 
     def prefill_linear_ms(self, tokens: Floats) -> Floats:
         return self.prefill_linear(tokens)

@@ -1,7 +1,7 @@
-"""Recheck a placement from the node profiles alone, sharing no code with the search.
+"""Recheck a placement from the node profiles, apart from the search.
 
-Every template is rechecked before it is stored: a rounding or a trimming mistake must never
-reach a plan.
+It shares the arithmetic of hops and networks with the search, nothing else. Every template is
+rechecked before it is stored: a rounding or a trimming mistake must never reach a plan.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 from planner.errors import CoralError
 from planner.placement.profile import NodeOption, PhaseProblem
-from planner.placement.stages import handover_ms, hop_ms, network_ms
+from planner.placement.stages import Role, handover_ms, hop_ms, network_ms
 from planner.types import (
     Combination,
-    Phase,
     Placement,
     Provenance,
     Stage,
@@ -45,20 +44,20 @@ def evaluate(problem: PhaseProblem, combination: Combination, placement: Placeme
 
     Raises PlacementCheckError: it breaks P1 to P5.
     """
-    terms, decode = problem.terms, problem.phase is Phase.DECODE
+    terms = problem.terms
     where = f"{problem.workload} {problem.phase} on {describe_combination(combination)}"
     _check_layers(placement, terms.layers, where)
     _check_nodes(placement, combination, where)
     steps, latencies, provenances = [], [], []
     for index, stage in enumerate(placement.stages):
-        ends = (index == 0, index == len(placement.stages) - 1)
-        times = [_node(problem, stage, node, ends, placement, where) for node in stage.nodes]
+        role = Role.at(index, len(placement.stages))
+        times = [_node(problem, stage, node, role, placement, where) for node in stage.nodes]
         steps.append(max(step for step, _, _ in times))
         latencies.append(max(latency for _, latency, _ in times))
         provenances += [provenance for _, _, provenance in times]
     hops = (len(steps) - 1) * hop_ms(problem, combination, placement.micro_batch_size)
     latency = sum(latencies) + hops
-    if decode:
+    if problem.phase.in_cycles:
         cycle = latency = max(latency, placement.micro_batches * max(steps))
         requests = placement.micro_batches * placement.micro_batch_size
     else:
@@ -67,6 +66,9 @@ def evaluate(problem: PhaseProblem, combination: Combination, placement: Placeme
         raise PlacementCheckError(
             f"{where}: {latency:.1f} ms is over the budget of {terms.budget_ms:.1f} ms (P5)"
         )
+    share = min(n.batch // n.data_parallel_size for s in placement.stages for n in s.nodes)
+    if problem.phase.in_cycles and cycle > terms.longest_cycle_ms(share) * SLACK:
+        raise PlacementCheckError(f"{where}: a p95 prompt's chunks take too long (P5)")
     rps = requests * 1e3 / (terms.tokens_per_cycle * cycle)
     return Evaluation(cycle, latency, rps, Provenance.worst(*provenances))
 
@@ -79,11 +81,13 @@ def make_template(
     Raises PlacementCheckError: the placement breaks a constraint or misstates its throughput.
     """
     found = evaluate(problem, combination, placement)
-    if not math.isclose(found.raw_rps, placement.raw_rps, rel_tol=1e-6):
-        raise PlacementCheckError(
-            f"{problem.workload} {problem.phase} on {describe_combination(combination)}: "
-            f"the solver says {placement.raw_rps:.6g} requests/s, the recheck {found.raw_rps:.6g}"
-        )
+    for name in ("raw_rps", "cycle_ms", "latency_ms"):
+        said, real = getattr(placement, name), getattr(found, name)
+        if not math.isclose(said, real, rel_tol=1e-6):
+            raise PlacementCheckError(
+                f"{problem.workload} {problem.phase} on {describe_combination(combination)}: "
+                f"the solver says {name} {said:.6g}, the recheck {real:.6g}"
+            )
     return Template(
         id=problem.key(combination),
         workload=problem.workload,
@@ -120,7 +124,7 @@ def _node(
     problem: PhaseProblem,
     stage: Stage,
     node: StageNode,
-    ends: tuple[bool, bool],
+    role: Role,
     placement: Placement,
     where: str,
 ) -> tuple[float, float, Provenance]:
@@ -129,18 +133,18 @@ def _node(
     option = _option(profile.options, node, where)
     share = math.ceil(node.batch / option.dp)
     weights = option.layer_bytes * stage.layers
-    weights += option.embed_bytes * ends[0] + option.lm_head_bytes * ends[1]
+    weights += option.embed_bytes * role.is_first + option.lm_head_bytes * role.is_last
     in_flight = placement.micro_batches * share
     tokens = in_flight * problem.terms.kv_tokens + problem.terms.kv_tokens_extra
     if weights + tokens * option.kv_bytes * stage.layers > option.free_bytes * SLACK:
         raise PlacementCheckError(f"{where}: {node.node_class} lacks memory (P4)")
-    if handover_ms(problem, profile, stage.layers) > problem.terms.handover_ms * SLACK:
+    if handover_ms(problem, profile, stage.layers, node.batch) > problem.terms.handover_ms * SLACK:
         raise PlacementCheckError(f"{where}: {node.node_class} hands its KV over too slowly (P5)")
-    once = option.overhead_ms + (option.head_ms[share - 1] if ends[1] else 0.0)
+    once = option.overhead_ms + (option.head_ms[share - 1] if role.is_last else 0.0)
     step = stage.layers * option.layer_ms[share - 1] + once
-    step = max(step, float(network_ms(problem, profile, stage.layers, node.batch)))
+    step = max(step, float(network_ms(problem, profile, role, stage.layers, node.batch)))
     latency = stage.layers * option.latency_layer_ms[share - 1] + once
-    if problem.phase is Phase.DECODE:
+    if problem.phase.in_cycles:
         latency = step
     return float(step), float(latency), option.provenance
 

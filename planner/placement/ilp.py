@@ -69,6 +69,7 @@ def pipeline_columns(
     batch: int,
     hop: float,
     longest_ms: float,
+    least_share: int = 0,
 ) -> Columns:
     """Stages of pipelines of two and more for one (M, b); none longer than `longest_ms`.
 
@@ -83,9 +84,9 @@ def pipeline_columns(
         for role_index, role in enumerate(PIPELINE_ROLES):
             if combination_size(part) > nodes - (2 if role is Role.MIDDLE else 1):
                 continue
-            times = [table.stage(group, role, micro_batches) for group in variants]
-            step = np.stack([t.step_ms[:, batch] for t in times])
-            latency = np.stack([t.latency_ms[:, batch] for t in times])
+            times = [table.column(g, role, micro_batches, batch, least_share) for g in variants]
+            step = np.stack([step for step, _ in times])
+            latency = np.stack([latency for _, latency in times])
             latency = latency + (0.0 if role.is_last else hop)
             kept = _undominated(step, latency) & np.isfinite(step) & (latency <= longest_ms)
             for variant, layers in enumerate(map(np.flatnonzero, kept)):

@@ -22,19 +22,20 @@ TTFT_TOLERANCE = 0.005
 def least_latency_ms(
     problem: PhaseProblem, combinations: Sequence[Combination], good_enough_ms: float = 0.0
 ) -> float:
-    """Least latency of P5 over all combinations, at one request, whatever the budget.
+    """Least latency of P5 over all combinations, at the smallest batch, whatever the budget.
 
     Stops at the first combination that reaches `good_enough_ms`. Infinite when no combination
     holds the model, one request of p95 length and the KV hand-over.
     """
     table = StageTable(replace(problem, terms=replace(problem.terms, budget_ms=np.inf)))
+    batch = min(problem.batch_sizes)
     best = np.inf
     for combination in combinations:
         nodes = combination_size(combination)
-        micro_batches = 1 if problem.phase is Phase.DECODE else nodes  # as the search has it
+        micro_batches = 1 if problem.phase.in_cycles else nodes  # as the search has it
         for group in table.groups(combination):
             times = table.stage(group, Role.ONLY, micro_batches)
-            best = min(best, float(times.latency_ms[problem.terms.layers, 1]))
+            best = min(best, float(times.latency_ms[problem.terms.layers, batch]))
         if nodes > 1 and best > good_enough_ms:
             best = min(best, _pipeline_latency_ms(table, combination, micro_batches, best))
         if best <= good_enough_ms:
@@ -59,6 +60,11 @@ def explain_no_template(
         )
     if problem.phase is Phase.PREFILL:
         possible = _least_ttft_ms(workload, problem, combinations, settings)
+        if np.isinf(possible):
+            return ImpossibleSloError(
+                f"workload {name!r}: no TTFT at all is possible; {remedy}, or lower "
+                "placement.ttft_queue_share and placement.kv_handover_share"
+            )
         return ImpossibleSloError(
             f"workload {name!r}: no template meets its TTFT of {slo.ttft_ms:g} ms; with "
             f"{settings.ttft_queue_share:.0%} of it kept for queueing and "
@@ -108,14 +114,15 @@ def _least_ttft_ms(
 def _pipeline_latency_ms(
     table: StageTable, combination: Combination, micro_batches: int, limit_ms: float
 ) -> float:
-    hop = hop_ms(table.problem, combination, 1)
-    columns = pipeline_columns(table, combination, micro_batches, 1, hop, limit_ms)
+    batch = min(table.problem.batch_sizes)
+    hop = hop_ms(table.problem, combination, batch)
+    columns = pipeline_columns(table, combination, micro_batches, batch, hop, limit_ms)
     found = min_sum_pipeline(
         columns, combination, table.problem.terms.layers, np.inf, limit_ms, ILP_TIME_LIMIT_S
     )
     if found is None:
         return float("inf")
     return hop * (len(found.stages) - 1) + sum(
-        float(table.stage(s.group, s.role, micro_batches).latency_ms[s.layers, 1])
+        float(table.stage(s.group, s.role, micro_batches).latency_ms[s.layers, batch])
         for s in found.stages
     )

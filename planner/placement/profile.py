@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -20,6 +21,7 @@ from planner.placement.settings import PlacementSettings
 from planner.types import Combination, NodeClass, Phase, Provenance, Workload
 
 GIB = 2.0**30
+FORMULATION_VERSION = 1  # raise it whenever the same numbers would give another placement
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,24 @@ class RequestTerms:
     hop_latency_ms: float
     model_bytes: float
     utilization: float
+    chunk_tokens: float = 0.0  # aggregated: new prompt tokens per decode of a step, p / o
+    p95_input: float = 0.0
+    chunks_budget_ms: float = math.inf  # aggregated: for all chunks of a p95 prompt
+
+    def chunks_of_p95_prompt(self, share: int) -> float:
+        """Chunks of a p95 prompt in a group that takes `share` requests of a micro-batch.
+
+        A step carries chunk_tokens new tokens per decode, so such a group works off a prompt in
+        chunks of share x chunk_tokens, one per cycle.
+        """
+        if self.chunk_tokens == 0.0:
+            return 0.0
+        return math.ceil(self.p95_input / (share * self.chunk_tokens)) if share else math.inf
+
+    def longest_cycle_ms(self, share: int) -> float:
+        """Right-hand side of P5 for phases in cycles; inf for prefill, whose budget is a sum."""
+        chunks = self.chunks_of_p95_prompt(share)
+        return min(self.budget_ms, self.chunks_budget_ms / chunks) if chunks else self.budget_ms
 
 
 @dataclass(frozen=True)
@@ -99,7 +119,10 @@ class PhaseProblem:
 
     @cached_property
     def _terms_digest(self) -> str:
-        text = json.dumps([self.workload, asdict(self.terms), self.batch_sizes], sort_keys=True)
+        text = json.dumps(
+            [FORMULATION_VERSION, self.workload, asdict(self.terms), self.batch_sizes],
+            sort_keys=True,
+        )
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @cached_property
@@ -123,7 +146,7 @@ def build_phase_problem(
     if phase is Phase.PREFILL:
         lengths = workload.lengths
         room = (settings.max_batched_tokens - lengths.p95_input) / lengths.mean_input
-        sizes = tuple(b for b in sizes if b <= max(1.0, room + 1.0))
+        sizes = tuple(b for b in sizes if b <= room + 1.0) or (min(sizes),)
     profiles = {
         node.name: NodeProfile(
             name=node.name,
@@ -142,26 +165,36 @@ def build_phase_problem(
 
 def _request_terms(workload: Workload, phase: Phase, settings: PlacementSettings) -> RequestTerms:
     model, lengths = workload.model, workload.lengths
-    decode = phase is Phase.DECODE
+    holds_output = phase.in_cycles
+    moves_kv = phase is not Phase.AGGREGATED
+    chunk_tokens = 0.0
+    if phase is Phase.AGGREGATED:  # in steady state as many prompts come in as requests end
+        chunk_tokens = lengths.mean_input / lengths.mean_output
     # A decode request holds its prompt and, reserved in full, its output.
-    mean = lengths.mean_input + (lengths.mean_output if decode else 0.0)
-    p95 = lengths.p95_input + (lengths.p95_output if decode else 0.0)
+    mean = lengths.mean_input + (lengths.mean_output if holds_output else 0.0)
+    p95 = lengths.p95_input + (lengths.p95_output if holds_output else 0.0)
+    kv_bytes = model.kv_bytes_per_token_per_layer if moves_kv else 0.0
     return RequestTerms(
         phase=phase,
         layers=model.layers,
         budget_ms=settings.latency_budget_ms(phase, workload.slo),
-        handover_ms=settings.kv_handover_ms(workload.slo),
-        tokens_per_cycle=lengths.mean_output if decode else 1.0,
+        handover_ms=settings.kv_handover_ms(workload.slo) if moves_kv else math.inf,
+        tokens_per_cycle=lengths.mean_output if holds_output else 1.0,
         kv_tokens=mean,
         kv_tokens_extra=p95 - mean,
-        prompt_kv_bytes_per_layer=lengths.mean_input * model.kv_bytes_per_token_per_layer,
-        p95_prompt_kv_bytes_per_layer=lengths.p95_input * model.kv_bytes_per_token_per_layer,
-        hop_tokens=1.0 if decode else lengths.mean_input,
-        hop_tokens_extra=0.0 if decode else lengths.p95_input - lengths.mean_input,
+        prompt_kv_bytes_per_layer=kv_bytes * lengths.mean_input,
+        p95_prompt_kv_bytes_per_layer=kv_bytes * lengths.p95_input,
+        hop_tokens=1.0 + chunk_tokens if holds_output else lengths.mean_input,
+        hop_tokens_extra=0.0 if holds_output else lengths.p95_input - lengths.mean_input,
         hop_bytes_per_token=model.hop_bytes_per_token,
         hop_latency_ms=settings.hop_latency_ms,
         model_bytes=model.total_bytes,
         utilization=settings.utilization[phase],
+        chunk_tokens=chunk_tokens,
+        p95_input=lengths.p95_input,
+        chunks_budget_ms=settings.chunks_budget_ms(workload.slo)
+        if phase is Phase.AGGREGATED
+        else math.inf,
     )
 
 
@@ -182,11 +215,18 @@ def _node_option(
 ) -> NodeOption:
     model, dtype, lengths = workload.model, workload.dtype, workload.lengths
     batch = np.arange(1.0, largest_batch + 1.0)
-    if phase is Phase.DECODE:
+    if phase.in_cycles:
         # One request of p95 length among batch - 1 of mean length: the step that it sees.
         mean = lengths.mean_input + lengths.mean_output / 2.0
         long = lengths.p95_input + lengths.p95_output / 2.0
-        step = performance.decode_step(model, dtype, node, tp, batch, mean + (long - mean) / batch)
+        context = mean + (long - mean) / batch
+        if phase is Phase.DECODE:
+            step = performance.decode_step(model, dtype, node, tp, batch, context)
+        else:
+            chunk = batch * lengths.mean_input / lengths.mean_output
+            step = performance.mixed_step(
+                model, dtype, node, tp, batch, context, chunk, lengths.p95_input
+            )
         # A larger batch dilutes the long request, and interpolation could then fall.
         layer = latency = np.maximum.accumulate(step.layer_ms)
         head = step.head_ms
@@ -209,7 +249,7 @@ def _node_option(
         layer_bytes=model.bytes_per_layer / tp,
         embed_bytes=model.embed_bytes / tp,
         lm_head_bytes=model.lm_head_bytes / tp,
-        kv_bytes=model.kv_bytes_per_token_per_layer / min(tp, model.kv_heads),
+        kv_bytes=model.kv_bytes_per_token_per_layer / model.kv_shards(tp),
         provenance=performance.provenance(model, dtype, node, tp),
     )
 

@@ -36,26 +36,42 @@ class PlacementSettings:
     reserve_gib_per_gpu: float = 1.5  # activations, CUDA graphs, NCCL buffers
     max_batched_tokens: int = 8192  # new tokens in one prefill step
     hop_latency_ms: float = 0.2  # between two stages, before the bytes
+    aggregated_batch_sizes: tuple[int, ...] = (4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
     ttft_queue_share: float = 0.20  # of the TTFT objective, kept for queueing
     kv_handover_share: float = 0.30  # of the TTFT objective, kept for moving the prompt's KV
     utilization: Mapping[Phase, float] = field(
-        default_factory=lambda: {Phase.PREFILL: 0.70, Phase.DECODE: 0.90}
+        default_factory=lambda: {
+            Phase.PREFILL: 0.70,
+            Phase.DECODE: 0.90,
+            Phase.AGGREGATED: 0.80,
+        }
     )
 
     def batch_sizes(self, phase: Phase) -> tuple[int, ...]:
-        return self.prefill_batch_sizes if phase is Phase.PREFILL else self.decode_batch_sizes
+        """Micro-batch sizes that the search tries."""
+        match phase:
+            case Phase.PREFILL:
+                return self.prefill_batch_sizes
+            case Phase.DECODE:
+                return self.decode_batch_sizes
+            case Phase.AGGREGATED:
+                return self.aggregated_batch_sizes
 
     def kv_handover_ms(self, slo: Slo) -> float:
         """Longest time in which a node may send or receive its layers' KV of a p95 prompt."""
         return self.kv_handover_share * slo.ttft_ms
 
+    def chunks_budget_ms(self, slo: Slo) -> float:
+        """Aggregated: what queueing leaves of the TTFT for a p95 prompt's chunks."""
+        return slo.ttft_ms * (1.0 - self.ttft_queue_share)
+
     def latency_budget_ms(self, phase: Phase, slo: Slo) -> float:
         """Right-hand side of P5.
 
-        Decode: the TPOT objective. Prefill: what queueing, the hand-over of the KV and the first
-        decode step (one TPOT) leave of the TTFT objective.
+        Decode and aggregated: the TPOT objective. Prefill: what queueing, the hand-over of the KV
+        and the first decode step (one TPOT) leave of the TTFT objective.
         """
-        if phase is Phase.DECODE:
+        if phase.in_cycles:
             return slo.tpot_ms
         spared = self.ttft_queue_share + self.kv_handover_share
         return slo.ttft_ms * (1.0 - spared) - slo.tpot_ms

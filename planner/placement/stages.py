@@ -26,12 +26,25 @@ GBIT_PER_MS = 1e6  # bits per ms at 1 Gbit/s
 
 
 class Role(Enum):
-    """Where a stage stands: the first holds the embedding, the last the head."""
+    """Where a stage stands: the first holds the embedding, the last the head.
 
-    ONLY = (True, True)
-    FIRST = (True, False)
-    MIDDLE = (False, False)
-    LAST = (False, True)
+    (holds the embedding, holds the head, receives activations, sends activations).
+    """
+
+    ONLY = (True, True, False, False)
+    FIRST = (True, False, False, True)
+    MIDDLE = (False, False, True, True)
+    LAST = (False, True, True, False)
+    NOWHERE = (False, False, False, False)  # in no pipeline: a lower bound of all the others
+
+    @classmethod
+    def at(cls, index: int, stages: int) -> Role:
+        """Role of a stage by its position."""
+        if stages == 1:
+            return cls.ONLY
+        if index == 0:
+            return cls.FIRST
+        return cls.LAST if index == stages - 1 else cls.MIDDLE
 
     @property
     def is_first(self) -> bool:
@@ -40,6 +53,14 @@ class Role(Enum):
     @property
     def is_last(self) -> bool:
         return self.value[1]
+
+    @property
+    def receives(self) -> bool:
+        return self.value[2]
+
+    @property
+    def sends(self) -> bool:
+        return self.value[3]
 
 
 Unit = tuple[str, int]  # node class and which of its options; BEST takes the fastest per point
@@ -52,7 +73,8 @@ class StageTimes:
     """Times of one group in one role, shape (layers + 1, largest batch + 1), by [l, b]."""
 
     step_ms: Floats  # tau_s of P3; infinite where memory or the KV hand-over does not fit
-    latency_ms: Floats  # with one p95 request in the micro-batch; decode: the same as step_ms
+    latency_ms: Floats  # with one p95 request in the micro-batch; in cycles the same as step_ms
+    group_share: NDArray[np.int_]  # requests of the least loaded tensor parallel group at work
 
 
 @dataclass
@@ -69,7 +91,7 @@ class StageTable:
         """Every way to make one stage of exactly these nodes.
 
         Decode: the faster option of a node is also the one of least latency, so each node takes
-        its best. Prefill: 8 x TP1 has the throughput, 1 x TP8 the latency, so each is a choice.
+        its best. Elsewhere 8 x TP1 has the throughput, 1 x TP8 the latency, so each is a choice.
         """
         if part not in self._variants:
             choices = [
@@ -101,7 +123,7 @@ class StageTable:
     def _work_frontier(self, name: str, micro_batches: int, batch: int) -> tuple[Floats, Floats]:
         """Step times and the most layers x requests within each, both increasing."""
         stacked = [
-            self.stage(group, Role.MIDDLE, micro_batches).step_ms[:, : batch + 1]
+            self.stage(group, Role.NOWHERE, micro_batches).step_ms[:, : batch + 1]
             for group in self.variants(((name, 1),))
         ]
         step = np.minimum.reduce(stacked)
@@ -122,6 +144,16 @@ class StageTable:
             else:
                 self._stages[key] = self._merge(group, role, micro_batches)
         return self._stages[key]
+
+    def column(
+        self, group: Group, role: Role, micro_batches: int, batch: int, least_share: int
+    ) -> tuple[Floats, Floats]:
+        """Step and latency by layers; infinite latency where a group's share is too small."""
+        times = self.stage(group, role, micro_batches)
+        step, latency = times.step_ms[:, batch], times.latency_ms[:, batch]
+        if least_share:
+            latency = np.where(times.group_share[:, batch] >= least_share, latency, np.inf)
+        return step, latency
 
     def shares(
         self, group: Group, role: Role, micro_batches: int, layers: int, batch: int
@@ -160,7 +192,7 @@ class StageTable:
         )
         self._options[(name, role, micro_batches)] = np.argmin(times, axis=0).astype(np.int8)
         best = times.min(axis=0)
-        return StageTimes(best, best)
+        return StageTimes(best, best, np.zeros(best.shape, dtype=int))
 
     def _merge(self, group: Group, role: Role, micro_batches: int) -> StageTimes:
         times = [self.stage(((unit, 1),), role, micro_batches) for unit in _units_of(group)]
@@ -168,15 +200,18 @@ class StageTable:
         slots = np.concatenate([t.step_ms[:, 1:] for t in times], axis=1)
         if self.problem.phase is Phase.DECODE:
             merged = _with_zero(np.sort(slots, axis=1)[:, :largest])
-            return StageTimes(merged, merged)
+            return StageTimes(merged, merged, np.zeros(merged.shape, dtype=int))
         order = np.argsort(slots, axis=1, kind="stable")[:, :largest]
         step = _with_zero(np.take_along_axis(slots, order, axis=1))
         latency = np.zeros(step.shape)
+        least = np.full(step.shape, largest)
         rows = np.arange(step.shape[0])[:, None]
         for index, node in enumerate(times):
             share = np.cumsum(order // largest == index, axis=1)
             latency[:, 1:] = np.maximum(latency[:, 1:], node.latency_ms[rows, share])
-        return StageTimes(step, latency)
+            at_work = np.where(share > 0, node.group_share[rows, share], largest)
+            least[:, 1:] = np.minimum(least[:, 1:], at_work)
+        return StageTimes(step, latency, least)
 
 
 def hop_ms(problem: PhaseProblem, combination: Combination, batch: int) -> float:
@@ -188,23 +223,42 @@ def hop_ms(problem: PhaseProblem, combination: Combination, batch: int) -> float
 
 
 def network_ms(
-    problem: PhaseProblem, node: NodeProfile, layers: ArrayLike, batch: ArrayLike
+    problem: PhaseProblem, node: NodeProfile, role: Role, layers: ArrayLike, batch: ArrayLike
 ) -> Floats:
-    """Time in which a node moves its layers' KV of the prompts behind one micro-batch.
+    """Time in which a node moves what one micro-batch sends and receives, both ways at once.
 
-    A decode micro-batch of x requests takes over x / o prompts per cycle; a prefill one hands
-    over x prompts. At the sustained bandwidth, since it never stops.
+    Activations come in from the stage before and go out to the one after. Prefill also sends the
+    KV of its layers for every prompt; a decode micro-batch of x requests takes over x / o prompts
+    per cycle. At the sustained bandwidth, since it never stops.
     """
     terms = problem.terms
-    prompts = np.asarray(batch, dtype=float) / terms.tokens_per_cycle
-    bits = prompts * np.asarray(layers) * terms.prompt_kv_bytes_per_layer * 8.0
+    requests = np.asarray(batch, dtype=float)
+    prompts = requests / terms.tokens_per_cycle
+    kv = prompts * np.asarray(layers) * terms.prompt_kv_bytes_per_layer
+    hop = requests * terms.hop_tokens * terms.hop_bytes_per_token
+    received, sent = hop * role.receives, hop * role.sends
+    if problem.phase is Phase.PREFILL:
+        sent = sent + kv
+    else:
+        received = received + kv
+    bits = 8.0 * np.maximum(received, sent)
     return np.asarray(bits / (node.network_baseline_gbit_per_s * GBIT_PER_MS))
 
 
-def handover_ms(problem: PhaseProblem, node: NodeProfile, layers: ArrayLike) -> Floats:
-    """Time in which a node sends or receives its layers' KV of one p95 prompt."""
-    bits = np.asarray(layers) * problem.terms.p95_prompt_kv_bytes_per_layer * 8.0
-    return np.asarray(bits / (node.network_peak_gbit_per_s * GBIT_PER_MS))
+def handover_ms(
+    problem: PhaseProblem, node: NodeProfile, layers: ArrayLike, batch: ArrayLike
+) -> Floats:
+    """Time in which a node sends, or receives, its layers' KV of a p95 prompt.
+
+    All prompts of a prefill micro-batch are done together, so the long one shares the network
+    with the others; a decode node receives one prompt at a time.
+    """
+    terms = problem.terms
+    kv = np.asarray(layers) * terms.p95_prompt_kv_bytes_per_layer
+    if problem.phase is Phase.PREFILL:
+        others = np.maximum(np.asarray(batch, dtype=float) - 1.0, 0.0)
+        kv = kv + others * np.asarray(layers) * terms.prompt_kv_bytes_per_layer
+    return np.asarray(8.0 * kv / (node.network_peak_gbit_per_s * GBIT_PER_MS))
 
 
 def _node_times(
@@ -217,7 +271,7 @@ def _node_times(
     index = np.maximum(group - 1, 0)
     head = option.head_ms[index] * role.is_last + option.overhead_ms
     step = layers[:, None] * option.layer_ms[index][None, :] + head[None, :]
-    step = np.maximum(step, network_ms(problem, node, layers[:, None], batches[None, :]))
+    step = np.maximum(step, network_ms(problem, node, role, layers[:, None], batches[None, :]))
     latency = layers[:, None] * option.latency_layer_ms[index][None, :] + head[None, :]
     room = np.array(
         [
@@ -228,10 +282,11 @@ def _node_times(
         ]
     )
     unfit = micro_batches * group[None, :] > room[:, None]  # P4; no layers, no room (P1)
-    unfit |= (handover_ms(problem, node, layers) > terms.handover_ms)[:, None]
+    unfit |= handover_ms(problem, node, layers[:, None], batches[None, :]) > terms.handover_ms
     step[unfit] = latency[unfit] = np.inf
     step[:, 0] = latency[:, 0] = 0.0
-    return StageTimes(step, step if problem.phase is Phase.DECODE else latency)
+    share = np.broadcast_to(batches // option.dp, step.shape)
+    return StageTimes(step, step if problem.phase.in_cycles else latency, share)
 
 
 def _units_of(group: Group) -> list[Unit]:

@@ -23,7 +23,7 @@ from catalog.errors import (
 from catalog.seed import import_seed, judge_offers, seed_folder
 from catalog.store import Catalog
 from planner.types import Phase
-from tests.builders import template
+from tests.builders import template, workload
 
 
 def test_seed_rejects_the_suspect_prices_with_reasons(seeded: Catalog) -> None:
@@ -98,7 +98,17 @@ def test_templates_come_back_as_they_went(tmp_path: Path) -> None:
     catalog = Catalog(tmp_path)
     stored = template("k1", Phase.DECODE, {"A x1": 2, "B x1": 1}, 3.0)
     row = writes.SolutionRow(
-        "k1", "chat", Phase.DECODE, stored.combination, "kept", 3.0, True, 4, 0.1, stored
+        "k1",
+        "chat",
+        Phase.DECODE,
+        stored.combination,
+        "kept",
+        3.0,
+        True,
+        4,
+        0.1,
+        stored,
+        workload(),
     )
     with catalog.write() as connection:
         writes.write_solutions(connection, [row], datetime.now(UTC))

@@ -16,8 +16,8 @@ from planner.types import Combination, Phase
 def best_rps(problem: PhaseProblem, combination: Combination) -> float:
     """Highest throughput before utilisation, 0 when nothing meets the SLO."""
     names = [name for name, count in combination for _ in range(count)]
-    decode = problem.phase is Phase.DECODE
-    counts = range(1, len(names) + 1) if decode else [len(names)]
+    cycles = problem.phase is not Phase.PREFILL
+    counts = range(1, len(names) + 1) if cycles else [len(names)]
     best = 0.0
     for stages in _ordered_partitions(names):
         for layers in _compositions(problem.terms.layers, len(stages)):
@@ -27,7 +27,7 @@ def best_rps(problem: PhaseProblem, combination: Combination) -> float:
 
 
 def _rps(problem, combination, stages, layers, m, b) -> float:
-    terms, decode = problem.terms, problem.phase is Phase.DECODE
+    terms, cycles = problem.terms, problem.phase is not Phase.PREFILL
     choices = []
     for index, (names, count) in enumerate(zip(stages, layers, strict=True)):
         ends = (index == 0, index == len(stages) - 1)
@@ -37,22 +37,36 @@ def _rps(problem, combination, stages, layers, m, b) -> float:
     hop = terms.hop_latency_ms + tokens * terms.hop_bytes_per_token * 8 / (slowest_network * 1e6)
     best = 0.0
     for picked in itertools.product(*choices):
-        total = sum(latency for _, latency in picked) + hop * (len(stages) - 1)
-        slowest = max(step for step, _ in picked)
-        if decode:
+        total = sum(latency for _, latency, _ in picked) + hop * (len(stages) - 1)
+        slowest = max(step for step, _, _ in picked)
+        if cycles:
             cycle = max(total, m * slowest)
-            if cycle <= terms.budget_ms:
+            if cycle <= terms.budget_ms and _chunks_fit(terms, cycle, min(p[2] for p in picked)):
                 best = max(best, m * b * 1000 / (terms.tokens_per_cycle * cycle))
         elif total <= terms.budget_ms:
             best = max(best, b * 1000 / slowest)
     return best
 
 
-def _stage_choices(problem, names, layers, ends, m, b) -> list[tuple[float, float]]:
-    """(step, latency) of every choice of options with its fastest split of b."""
+def _chunks_fit(terms, cycle: float, share: int) -> bool:
+    """Aggregated: a p95 prompt goes through in chunks, one per cycle."""
+    if terms.phase is not Phase.AGGREGATED:
+        return True
+    if share == 0:
+        return False
+    chunks = math.ceil(terms.p95_input / (terms.chunk_tokens * share))
+    return chunks * cycle <= terms.chunks_budget_ms
+
+
+def _stage_choices(problem, names, layers, ends, m, b) -> list[tuple[float, float, int]]:
+    """(step, latency, least group share) of every choice of options with its fastest split."""
     found = []
-    options = [problem.nodes[name].options for name in names]
-    for chosen in itertools.product(*options):
+    options = [range(len(problem.nodes[name].options)) for name in names]
+    for indices in itertools.product(*options):
+        order = sorted(zip(names, indices, strict=True))
+        if list(zip(names, indices, strict=True)) != order:
+            continue  # equal nodes: the same choice in another order
+        chosen = [problem.nodes[name].options[index] for name, index in order]
         splits = []
         for shares in itertools.product(range(b + 1), repeat=len(names)):
             if sum(shares) != b:
@@ -62,10 +76,13 @@ def _stage_choices(problem, names, layers, ends, m, b) -> list[tuple[float, floa
                 for name, option, share in zip(names, chosen, shares, strict=True)
                 if share
             ]
-            splits.append((max(t[0] for t in times), max(t[1] for t in times)))
-        step, latency = min(splits)  # P3: the slowest node as fast as possible
+            least = min(x // o.dp for x, o in zip(shares, chosen, strict=True) if x)
+            step = max(t[0] for t in times)
+            splits.append((step, [-x for x in shares], max(t[1] for t in times), least))
+        # P3: the slowest node as fast as possible; of equal splits earlier nodes take more
+        step, _, latency, least = min(splits)
         if math.isfinite(step):
-            found.append((step, latency))
+            found.append((step, latency, least))
     return found
 
 
@@ -86,17 +103,22 @@ def _node(
     if ends[1]:
         weights += option.lm_head_bytes
     kv = (m * group * terms.kv_tokens + terms.kv_tokens_extra) * layers * option.kv_bytes
-    moved_ms = (
-        layers * terms.p95_prompt_kv_bytes_per_layer * 8 / (node.network_peak_gbit_per_s * 1e6)
-    )
+    prefill = problem.phase is Phase.PREFILL
+    handed = terms.p95_prompt_kv_bytes_per_layer
+    if prefill:
+        handed += (share - 1) * terms.prompt_kv_bytes_per_layer
+    moved_ms = layers * handed * 8 / (node.network_peak_gbit_per_s * 1e6)
     if weights + kv > option.free_bytes or moved_ms > terms.handover_ms:
         return math.inf, math.inf
     head = option.overhead_ms + (option.head_ms[group - 1] if ends[1] else 0.0)
     step = layers * option.layer_ms[group - 1] + head
-    bits = share / terms.tokens_per_cycle * layers * terms.prompt_kv_bytes_per_layer * 8
-    step = max(step, bits / (node.network_baseline_gbit_per_s * 1e6))
+    kv_bytes = share / terms.tokens_per_cycle * layers * terms.prompt_kv_bytes_per_layer
+    hop_bytes = share * terms.hop_tokens * terms.hop_bytes_per_token
+    received = (0 if ends[0] else hop_bytes) + (0 if prefill else kv_bytes)
+    sent = (0 if ends[1] else hop_bytes) + (kv_bytes if prefill else 0)
+    step = max(step, 8 * max(received, sent) / (node.network_baseline_gbit_per_s * 1e6))
     latency = layers * option.latency_layer_ms[group - 1] + head
-    return float(step), float(step if problem.phase is Phase.DECODE else latency)
+    return float(step), float(latency if problem.phase is Phase.PREFILL else step)
 
 
 def _ordered_partitions(names: list[str]) -> Iterator[tuple[tuple[str, ...], ...]]:

@@ -6,18 +6,29 @@ import itertools
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from hypothesis import Phase as HypothesisPhase
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coral.render import describe_binding
 from planner.allocation.check import PlanCheckError, check_plan
-from planner.allocation.problem import AllocationInput, AllocationSettings, build_allocation
-from planner.allocation.solve import plan_allocation
-from planner.baselines.homo_joint import better_of, plan_homo_joint
-from planner.errors import MarketError, NoTemplateError
-from planner.types import Market, Phase
+from planner.allocation.options import AllocationOptions, Quota, ServiceRules
+from planner.allocation.problem import (
+    AllocationInput,
+    AllocationSettings,
+    build_allocation,
+    node_key,
+)
+from planner.allocation.solve import keep_nodes, plan_allocation
+from planner.baselines.homo_joint import plan_homo_joint, plan_never_worse
+from planner.errors import LeastServedError, MarketError, NoTemplateError
+from planner.types import Market, Offer, Phase
 from tests.builders import offer, template, workload
 
+# Shrinking a case that takes a solver's time would go on for minutes.
+NO_SHRINKING = (HypothesisPhase.explicit, HypothesisPhase.reuse, HypothesisPhase.generate)
 EXACT = AllocationSettings(relative_gap=1e-9, deadline_s=30.0)
 PRE, DEC = Phase.PREFILL, Phase.DECODE
 
@@ -50,7 +61,7 @@ def enumerate_best(data: AllocationInput) -> tuple[float, float]:
         short = 0.0
         for w in data.workloads:
             served = sum(
-                min(capacity.get((w.name, d, p), 0.0) for p in Phase)
+                min(capacity.get((w.name, d, p), 0.0) for p in (PRE, DEC))
                 for d in {o.domain for o in data.offers}
             )
             short += w.weight * max(0.0, w.demand_rps - served)
@@ -59,29 +70,37 @@ def enumerate_best(data: AllocationInput) -> tuple[float, float]:
 
 
 def _rent(data: AllocationInput, needed) -> float:
-    """Cheapest way to rent the nodes: held ones cost no start-up, markets share the stock."""
-    total = 0.0
-    startup = data.settings.startup_minutes / 60.0
-    for (domain, name), count in needed.items():
-        units = []
-        for o in data.offers:
-            if (o.domain, o.node_class) != (domain, name):
-                continue
-            held = data.held.get((o.domain, o.instance_type, o.market), 0)
-            hourly = o.price_usd_per_hour * data.settings.horizon_hours
-            units += [hourly] * held
-            units += [hourly + startup * o.price_usd_per_hour] * (o.stock - min(held, o.stock))
-        total += sum(sorted(units)[:count])
-    return total
+    """Cheapest way to rent the nodes, by trying every split over the markets of a class."""
+    places: dict[tuple[str, str], list] = {}
+    for o in data.offers:
+        places.setdefault((o.domain, o.node_class), []).append(o)
+    return sum(_cheapest(data, offers, needed.get(place, 0)) for place, offers in places.items())
+
+
+def _cheapest(data: AllocationInput, offers, count: int) -> float:
+    best = math.inf
+    for split in itertools.product(*(range(min(o.stock, count) + 1) for o in offers)):
+        if sum(split) == count:
+            best = min(best, sum(_cost(data, o, y) for o, y in zip(offers, split, strict=True)))
+    return best
+
+
+def _cost(data: AllocationInput, o, count: int) -> float:
+    held = data.held.get((o.domain, o.instance_type, o.market), 0)
+    hours = data.settings.horizon_hours * count
+    hours += data.settings.startup_minutes / 60 * max(0, count - held)
+    hours += data.settings.drain_minutes / 60 * max(0, held - count)
+    return hours * o.price_usd_per_hour
 
 
 @st.composite
 def small_cases(draw) -> AllocationInput:
+    demand = st.one_of(st.just(0.0), st.floats(0.1, 5.0))
     number = st.floats(0.5, 4.0).map(lambda v: round(v, 2))
     names = ["A x1", "B x1"]
     templates = []
     for w in ("chat", "code"):
-        for phase in Phase:
+        for phase in (PRE, DEC):
             for index in range(draw(st.integers(1, 2))):
                 counts = draw(
                     st.sampled_from([{names[0]: 1}, {names[1]: 1}, dict.fromkeys(names, 1)])
@@ -96,8 +115,8 @@ def small_cases(draw) -> AllocationInput:
             spot = replace(offers[-1], market=Market.SPOT, price_usd_per_hour=round(price / 2, 3))
             offers.append(spot)
     workloads = [
-        workload("chat", draw(st.floats(0.0, 5.0)), draw(number)),
-        workload("code", draw(st.floats(0.0, 5.0))),
+        workload("chat", draw(demand), draw(number)),
+        workload("code", draw(demand)),
     ]
     held = {}
     if draw(st.booleans()) and offers[0].stock:
@@ -105,7 +124,7 @@ def small_cases(draw) -> AllocationInput:
     return AllocationInput.of(workloads, templates, offers, held, EXACT)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, phases=NO_SHRINKING)
 @given(small_cases())
 def test_allocation_matches_enumeration(data: AllocationInput) -> None:
     plan = plan_allocation(data)
@@ -115,11 +134,11 @@ def test_allocation_matches_enumeration(data: AllocationInput) -> None:
     assert plan.proven
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, phases=NO_SHRINKING)
 @given(small_cases())
 def test_never_worse_than_homo_joint_on_random_markets(data: AllocationInput) -> None:
     homo = plan_homo_joint(data)
-    coral = better_of(plan_allocation(data, start=homo), homo)
+    coral = plan_never_worse(data, homo)
     assert coral.weighted_shortfall <= homo.weighted_shortfall + 1e-4
     if coral.weighted_shortfall >= homo.weighted_shortfall - 1e-4:
         assert coral.objective_usd <= homo.objective_usd + 1e-6
@@ -143,7 +162,8 @@ def test_the_plan_rents_what_its_replicas_need() -> None:
     assert plan.cost_usd_per_hour == pytest.approx(5.0)
     assert plan.objective_usd == pytest.approx(5.0 * (1 + 10 / 60))  # ten minutes of start-up
     assert plan.served_share == 1.0
-    assert sum(r.load_rps for r in plan.replicas if r.template.phase is DEC) == pytest.approx(2.0)
+    decodes = [r.load_rps["chat"] for r in plan.replicas if r.template.phase is DEC]
+    assert sum(decodes) == pytest.approx(2.0)
 
 
 def test_prefill_and_decode_must_be_in_one_domain() -> None:
@@ -178,7 +198,7 @@ def test_held_nodes_cost_no_start_up() -> None:
 
 def test_scarcity_serves_the_heavier_workload_first_and_says_what_binds() -> None:
     templates = [
-        template(f"{w}-{p}", p, {"A x1": 1}, 1.0, w) for w in ("chat", "code") for p in Phase
+        template(f"{w}-{p}", p, {"A x1": 1}, 1.0, w) for w in ("chat", "code") for p in (PRE, DEC)
     ]
     data = AllocationInput.of(
         [workload("chat", 1.0, weight=1.0), workload("code", 1.0, weight=3.0)],
@@ -190,7 +210,10 @@ def test_scarcity_serves_the_heavier_workload_first_and_says_what_binds() -> Non
     assert {s.workload: s.served_rps for s in plan.services} == {"chat": 0.0, "code": 1.0}
     assert plan.cost_usd_per_hour == pytest.approx(4.0)  # the third A would serve nobody
     tight = plan_allocation(replace(data, offers=(offer("d1", "A x1", 2.0, 2),)))
-    assert [(b.offer.node_class, b.used) for b in tight.binding] == [("A x1", 2)]
+    assert [(b.limit.offer.node_class, b.used) for b in tight.binding] == [("A x1", 2)]
+    # Two more nodes (prefill and decode) would serve one more request/s of weight 1.
+    assert tight.binding[0].worth_unit == "requests/s"
+    assert tight.binding[0].worth == pytest.approx(0.5)
 
 
 def test_one_more_node_is_worth_what_it_would_save() -> None:
@@ -207,15 +230,28 @@ def test_one_more_node_is_worth_what_it_would_save() -> None:
     plan = plan_allocation(
         simple(templates=templates, offers=offers, workloads=[workload("chat", 3.0)])
     )
-    worth = {b.offer.node_class: b.worth_usd_per_hour for b in plan.binding}
+    worth = {b.limit.offer.node_class: b.worth for b in plan.binding}
+    assert {b.worth_unit for b in plan.binding} == {"USD/hour"}
     assert worth == {"B x1": pytest.approx(4.0 * (1 + 10 / 60))}
 
 
-def test_a_start_plan_is_never_lost() -> None:
-    data = simple()
-    first = plan_allocation(data)
-    again = plan_allocation(data, start=first)
-    assert again.objective_usd == pytest.approx(first.objective_usd)
+def test_the_search_begins_at_the_start_plan(monkeypatch) -> None:
+    """With no time to search, the answer is the start and not the empty plan."""
+    rng = np.random.default_rng(5)
+    templates = [
+        template(f"{p}-{i}", p, {f"N{i} x1": 1, f"N{i + 1} x1": 1}, float(rng.uniform(0.5, 2)))
+        for i in range(12)
+        for p in (PRE, DEC)
+    ]
+    offers = [offer(d, f"N{i} x1", float(rng.uniform(1, 3)), 4) for i in range(13) for d in "ab"]
+    data = AllocationInput.of([workload("chat", 14.0)], templates, offers, settings=EXACT)
+    quick = replace(data, settings=replace(EXACT, relative_gap=0.02))
+    start = plan_allocation(quick)
+    rushed = replace(data, settings=replace(EXACT, deadline_s=0.01))
+    monkeypatch.setattr("planner.allocation.solve.LEAST_SOLVE_S", 0.01)
+    again = plan_allocation(rushed, start=start)
+    assert again.objective_usd <= start.objective_usd + 1e-6
+    assert again.served_share == 1.0
 
 
 def test_no_demand_needs_no_nodes() -> None:
@@ -249,8 +285,205 @@ def test_the_recheck_refuses_a_broken_plan() -> None:
         less = replace(data, offers=tuple(replace(o, stock=1) for o in data.offers))
         check_plan(less, plan)
     with pytest.raises(PlanCheckError, match="A4"):
-        loaded = tuple(replace(r, load_rps=99.0) for r in plan.replicas)
+        loaded = tuple(replace(r, load_rps={"chat": 99.0}) for r in plan.replicas)
         check_plan(data, replace(plan, replicas=loaded))
-    with pytest.raises(PlanCheckError, match="A5"):
+    with pytest.raises(PlanCheckError, match="A6"):
         more = tuple(replace(s, served_rps=9.0) for s in plan.services)
         check_plan(data, replace(plan, services=more))
+
+
+AGG = Phase.AGGREGATED
+
+
+def test_aggregated_serving_is_chosen_where_it_is_cheaper() -> None:
+    both = [
+        template("p", PRE, {"A x1": 1}, 2.0),
+        template("d", DEC, {"B x1": 1}, 1.0),
+        template("m", AGG, {"A x1": 1}, 1.0),
+    ]
+    offers = [offer("d1", "A x1", 3.0, 5), offer("d1", "B x1", 4.0, 5)]
+    plan = plan_allocation(simple(templates=both, offers=offers))
+    assert {r.template.phase for r in plan.replicas} == {AGG}
+    assert plan.cost_usd_per_hour == pytest.approx(6.0)
+    cheap = [offer("d1", "A x1", 3.0, 5), offer("d1", "B x1", 0.5, 5)]
+    plan = plan_allocation(simple(templates=both, offers=cheap))
+    assert {r.template.phase for r in plan.replicas} == {PRE, DEC}
+    assert plan.cost_usd_per_hour == pytest.approx(4.0)
+
+
+def test_workloads_of_one_model_share_replicas() -> None:
+    """A4: half of the replica's time for each workload."""
+    mixed = replace(template("m", AGG, {"A x1": 1}, 2.0), shared_rps={"code": 4.0})
+    data = AllocationInput.of(
+        [workload("chat", 1.0), workload("code", 2.0)],
+        [mixed],
+        [offer("d1", "A x1", 3.0, 5)],
+        settings=EXACT,
+    )
+    plan = plan_allocation(data)
+    assert [r.count for r in plan.replicas] == [1]
+    assert plan.replicas[0].load_rps == {"chat": pytest.approx(1.0), "code": pytest.approx(2.0)}
+    assert plan.replicas[0].utilization == pytest.approx(1.0)
+    assert plan.served_share == 1.0
+
+
+def binding_kinds(plan) -> set[str]:
+    return {found.limit.kind for found in plan.binding}
+
+
+def two_domains(**changes) -> AllocationInput:
+    """Aggregated replicas in two domains, the first one cheaper."""
+    values = {
+        "workloads": [workload("chat", 4.0)],
+        "templates": [template("m", AGG, {"A x1": 1}, 1.0)],
+        "offers": [
+            replace(offer("d1", "A x1", 2.0, 9), vcpus=8),
+            replace(offer("d2", "A x1", 3.0, 9), vcpus=8),
+            replace(offer("d1", "A x1", 1.0, 9, Market.SPOT), vcpus=8),
+        ],
+    }
+    values.update(changes)
+    return AllocationInput.of(settings=EXACT, **values)
+
+
+def nodes_by(plan, key) -> dict:
+    found: dict = {}
+    for planned in plan.nodes:
+        found[key(planned.offer)] = found.get(key(planned.offer), 0) + planned.count
+    return found
+
+
+def test_without_options_everything_goes_to_the_cheapest() -> None:
+    plan = plan_allocation(two_domains())
+    assert nodes_by(plan, lambda o: (o.domain, o.market)) == {("d1", Market.SPOT): 4}
+    assert binding_kinds(plan) == set()
+
+
+def test_a_quota_binds_and_is_explained() -> None:
+    quota = Quota(vcpus=23, domains="d1", instance_types="type-A*", market=Market.SPOT)
+    plan = plan_allocation(two_domains(options=AllocationOptions(quotas=(quota,))))
+    assert nodes_by(plan, lambda o: (o.domain, o.market)) == {
+        ("d1", Market.SPOT): 2,
+        ("d1", Market.ON_DEMAND): 2,
+    }
+    found = next(b for b in plan.binding if b.limit.kind == "quota")
+    assert found.used == 16  # a third node of 8 vCPUs does not fit in 23
+    assert found.worth == pytest.approx((1 + 10 / 60) / 8)  # USD/hour for one more vCPU
+    assert describe_binding(found).startswith(
+        "quota of 23 spot vCPUs for type-A* in d1: 16 used; one more vCPU would save about $0.15"
+    )
+
+
+def test_the_spot_share_binds_and_is_explained() -> None:
+    plan = plan_allocation(two_domains(options=AllocationOptions(largest_spot_share=0.5)))
+    assert nodes_by(plan, lambda o: o.market) == {Market.SPOT: 2, Market.ON_DEMAND: 2}
+    found = next(b for b in plan.binding if b.limit.kind == "spot share")
+    assert "at most 50% of the rented GPUs on spot" in describe_binding(found)
+
+
+def test_a_budget_binds_and_is_explained() -> None:
+    plan = plan_allocation(two_domains(options=AllocationOptions(budget_usd_per_hour=3.5)))
+    assert plan.cost_usd_per_hour == pytest.approx(3.0)
+    assert plan.services[0].served_rps == pytest.approx(3.0)
+    found = next(b for b in plan.binding if b.limit.kind == "budget")
+    assert describe_binding(found).startswith("budget of $3.5/h: 3 used; one more USD/hour would")
+    assert found.worth_unit == "requests/s"
+
+
+def test_spread_binds_and_is_explained() -> None:
+    rules = {"chat": ServiceRules(largest_domain_share=0.5)}
+    plan = plan_allocation(two_domains(rules=rules))
+    assert nodes_by(plan, lambda o: o.domain) == {"d1": 2, "d2": 2}
+    found = next(b for b in plan.binding if b.limit.kind == "spread")
+    assert "at most 50% of chat in one domain (d1)" in describe_binding(found)
+    assert found.worth > 0
+
+
+def test_allowed_domains_bind() -> None:
+    rules = {"chat": ServiceRules(domains=frozenset({"d2"}))}
+    plan = plan_allocation(two_domains(rules=rules))
+    assert nodes_by(plan, lambda o: o.domain) == {"d2": 4}
+    nowhere = {"chat": ServiceRules(domains=frozenset({"d3"}))}
+    assert plan_allocation(two_domains(rules=nowhere)).served_share == 0.0
+
+
+def test_least_served_binds_is_explained_and_refused_where_impossible() -> None:
+    scarce = {
+        "workloads": [workload("chat", 4.0, weight=5.0), workload("code", 4.0)],
+        "templates": [
+            template("m", AGG, {"A x1": 1}, 1.0),
+            template("n", AGG, {"A x1": 1}, 1.0, "code"),
+        ],
+        "offers": [offer("d1", "A x1", 2.0, 5)],
+    }
+    free = plan_allocation(two_domains(**scarce))
+    assert {s.workload: s.served_rps for s in free.services} == {"chat": 4.0, "code": 1.0}
+    rules = {"code": ServiceRules(least_served=0.5)}
+    plan = plan_allocation(two_domains(**scarce, rules=rules))
+    assert {s.workload: s.served_rps for s in plan.services} == {"chat": 3.0, "code": 2.0}
+    found = next(b for b in plan.binding if b.limit.kind == "least served")
+    assert "at least 50% of code served" in describe_binding(found)
+    both = {name: ServiceRules(least_served=0.9) for name in ("chat", "code")}
+    with pytest.raises(LeastServedError, match=r"asks for 90\.0% and at most \d+\.\d% can be"):
+        plan_allocation(two_domains(**scarce, rules=both))
+
+
+def test_owned_nodes_come_first_have_their_own_stock_and_cost_nothing() -> None:
+    owned = Offer("d2", "type-A x1", "A x1", Market.OWNED, 0.0, 2, "owned", vcpus=8)
+    data = two_domains()
+    plan = plan_allocation(replace(data, offers=(*data.offers, owned)))
+    assert nodes_by(plan, lambda o: o.market) == {Market.OWNED: 2, Market.SPOT: 2}
+    assert plan.cost_usd_per_hour == pytest.approx(2.0)
+    found = next(b for b in plan.binding if b.limit.kind == "owned")
+    assert describe_binding(found).startswith("owned A x1 (type-A x1) in d2: all 2 used; one more")
+    with pytest.raises(ValueError, match="owned nodes have no price"):
+        replace(owned, price_usd_per_hour=1.0)
+
+
+def test_egress_moves_the_load_and_is_paid() -> None:
+    rules = {"chat": ServiceRules(origin="d2")}
+    long = replace(workload("chat", 4.0).lengths, mean_input=5e5, p95_input=5e5)
+    far = {"workloads": [replace(workload("chat", 4.0), lengths=long)], "rules": rules}
+    options = AllocationOptions(egress_usd_per_gib={"d1": 1.0})
+    plan = plan_allocation(two_domains(**far, options=options))
+    assert nodes_by(plan, lambda o: o.domain) == {"d2": 4}  # 27 USD/h of egress would be dearer
+    cheap = AllocationOptions(egress_usd_per_gib={"d1": 0.01})
+    plan = plan_allocation(two_domains(**far, options=cheap))
+    assert nodes_by(plan, lambda o: o.domain) == {"d1": 4}
+    gib_per_hour = 4.0 * 3600 * (5e5 + 100) * 4 / 2**30
+    assert plan.egress_usd_per_hour == pytest.approx(0.01 * gib_per_hour, rel=1e-3)
+    assert plan.objective_usd == pytest.approx(4.0 * (1 + 10 / 60) + plan.egress_usd_per_hour)
+
+
+def test_dropped_nodes_are_paid_while_they_drain() -> None:
+    held = {("d2", "type-A x1", Market.ON_DEMAND): 1}
+    plan = plan_allocation(two_domains(held=held))
+    drained = 3.0 * 2 / 60 if not nodes_by(plan, lambda o: o.domain).get("d2") else 0.0
+    assert drained > 0
+    assert plan.objective_usd == pytest.approx(4.0 * (1 + 10 / 60) + drained)
+
+
+def test_a_running_plan_can_be_kept_and_priced() -> None:
+    data = two_domains()
+    plan = plan_allocation(data)
+    held = {node_key(n.offer): n.count for n in plan.nodes}
+    again = keep_nodes(replace(data, held=held), plan)
+    assert again is not None
+    assert again.objective_usd == pytest.approx(plan.cost_usd_per_hour)  # no start-up any more
+    assert again.served_share == 1.0
+    gone = replace(data, offers=data.offers[:1])
+    assert keep_nodes(gone, plan) is None
+
+
+def test_the_plan_check_knows_the_options() -> None:
+    data = two_domains()
+    plan = plan_allocation(data)
+    for changes, label in (
+        ({"options": AllocationOptions(quotas=(Quota(8),))}, "A7"),
+        ({"options": AllocationOptions(largest_spot_share=0.5)}, "A8"),
+        ({"rules": {"chat": ServiceRules(largest_domain_share=0.5)}}, "A9"),
+        ({"options": AllocationOptions(budget_usd_per_hour=1.0)}, "A10"),
+        ({"rules": {"chat": ServiceRules(domains=frozenset({"d2"}))}}, "may not be served"),
+    ):
+        with pytest.raises(PlanCheckError, match=label):
+            check_plan(replace(data, **changes), plan)

@@ -16,7 +16,12 @@ from planner.perf.overhead import EnginePoint, fit_engine_overhead
 from planner.perf.roofline import Roofline, default_calibration
 from planner.perf.tables import LayerRow, LayerTable
 from planner.scenario import Known
-from planner.types import Provenance
+from planner.types import NodeClass, Provenance
+
+
+def classes(known: Known) -> dict[str, NodeClass]:
+    return {kind.node.name: kind.node for kind in known.instance_types}
+
 
 MODELS = {
     "dense": ["Qwen/Qwen3-14B", "Qwen/Qwen3-32B", "meta-llama/Llama-3.3-70B-Instruct"],
@@ -33,7 +38,7 @@ def test_roofline_reproduces_the_errors_that_its_calibration_states(
     stated = pl.read_csv(seed_folder() / "calibration.csv").filter(
         (pl.col("gpu") == gpu) & (pl.col("scope") == scope) & (pl.col("dtype") == "bf16")
     )
-    spec = next(n.gpu for n in known.node_classes.values() if n.gpu.profile_name == gpu)
+    spec = next(n.gpu for n in classes(known).values() if n.gpu.profile_name == gpu)
     calibration = performance.calibrations[gpu, scope, "bf16"]
     errors: dict[str, list[float]] = {"prefill": [], "decode": []}
     for (model, dtype, profile, tp), rows in performance.rows.items():
@@ -57,7 +62,7 @@ def test_roofline_reproduces_the_errors_that_its_calibration_states(
 def test_measured_tables_answer_their_own_points(
     known: Known, performance: PerformanceModel
 ) -> None:
-    node = known.node_classes["H100 x8"]
+    node = classes(known)["H100 x8"]
     model = known.models["Qwen/Qwen3-32B"]
     key = (model.name, "bf16", node.gpu.profile_name, 1)
     decode = [row for row in performance.rows[key] if row.phase == "decode"]
@@ -83,7 +88,7 @@ def test_measured_tables_answer_their_own_points(
 )
 def test_more_work_never_takes_less_time(node_name, model_name, batch, context, more, longer):
     known, performance = _shared
-    node, model = known.node_classes[node_name], known.models[model_name]
+    node, model = classes(known)[node_name], known.models[model_name]
 
     def decode(b: float, c: float) -> float:
         step = performance.decode_step(model, "bf16", node, 1, np.array([b]), np.array([c]))
@@ -132,31 +137,31 @@ def test_provenance_is_the_worst_of_what_was_used(
     model = known.models["Qwen/Qwen3-32B"]
 
     def of(name: str, tp: int) -> Provenance:
-        return performance.provenance(model, "bf16", known.node_classes[name], tp)
+        return performance.provenance(model, "bf16", classes(known)[name], tp)
 
     assert of("H100 x8", 8) is Provenance.MEASURED
-    assert of("L40S x1", 1) is Provenance.MEASURED
+    assert of("L40S x1", 1) is Provenance.CALIBRATED  # measured layers, engine never fitted
     assert of("L40S x4", 4) is Provenance.CALIBRATED  # PCIe all-reduce of another host
     assert of("L4 x1", 1) is Provenance.CALIBRATED
     assert of("L4 x4", 4) is Provenance.ESTIMATED  # no all-reduce of four L4 was measured
     assert of("A10G x1", 1) is Provenance.ESTIMATED
-    assert performance.source(model, "bf16", known.node_classes["A10G x1"], 1).startswith("roof")
-    assert "silicon" in performance.source(model, "bf16", known.node_classes["H100 x1"], 1)
+    assert performance.source(model, "bf16", classes(known)["A10G x1"], 1).startswith("roof")
+    assert "silicon" in performance.source(model, "bf16", classes(known)["H100 x1"], 1)
 
 
 def test_all_reduce_belongs_to_the_node_class(known: Known, performance: PerformanceModel) -> None:
     message = np.array([16e6])
     reduce = performance.all_reduce
-    h100 = reduce.ms(known.node_classes["H100 x8"], 8, message)[0]
-    l4 = reduce.ms(known.node_classes["L4 x8"], 8, message)[0]
+    h100 = reduce.ms(classes(known)["H100 x8"], 8, message)[0]
+    l4 = reduce.ms(classes(known)["L4 x8"], 8, message)[0]
     assert l4 > 50 * h100  # NVSwitch against PCIe
-    assert reduce.ms(known.node_classes["L4 x8"], 1, message)[0] == 0.0
+    assert reduce.ms(classes(known)["L4 x8"], 1, message)[0] == 0.0
 
 
 def test_a_gpu_without_any_calibration_gets_the_class_default(known: Known) -> None:
     dense, moe = known.models["Qwen/Qwen3-14B"], known.models["Qwen/Qwen3-30B-A3B"]
-    low_power = known.node_classes["L4 x1"].gpu
-    fast = known.node_classes["H100 x1"].gpu
+    low_power = classes(known)["L4 x1"].gpu
+    fast = classes(known)["H100 x1"].gpu
     assert default_calibration(dense, low_power).compute_efficiency == 0.42
     assert default_calibration(dense, fast).compute_efficiency == 0.70
     assert default_calibration(moe, fast).compute_efficiency == 0.40
@@ -169,7 +174,7 @@ def test_a_dtype_without_table_or_roofline_is_a_missing_profile(
         performance.decode_step(
             known.models["openai/gpt-oss-120b"],
             "mxfp4",
-            known.node_classes["L4 x1"],
+            classes(known)["L4 x1"],
             1,
             np.array([1.0]),
             np.array([1.0]),
@@ -214,3 +219,57 @@ def test_overhead_is_never_negative() -> None:
     assert fit_engine_overhead(points) == {"x": 0.0}
     points = [EnginePoint("x", 10.0, predicted) for predicted in (9.5, 9.0, 8.0)]
     assert fit_engine_overhead(points)["x"] == pytest.approx(1.0)
+
+
+def test_mixed_steps_are_decode_steps_plus_new_tokens(
+    known: Known, performance: PerformanceModel
+) -> None:
+    model, batch, context = known.models["Qwen/Qwen3-32B"], np.array([32.0]), np.array([1024.0])
+    for name in ("H100 x1", "L4 x1"):
+        node = classes(known)[name]
+
+        def mixed(tokens: float, node=node) -> float:
+            step = performance.mixed_step(
+                model, "bf16", node, 1, batch, context, np.array([tokens]), 1024.0
+            )
+            return float(step.layer_ms[0])
+
+        alone = performance.decode_step(model, "bf16", node, 1, batch, context).layer_ms[0]
+        whole = performance.prefill_step(model, "bf16", node, 1, np.array([1.0]), 1024.0)
+        assert mixed(0.0) == pytest.approx(alone, rel=0.08)
+        assert mixed(0.0) < mixed(100.0) < mixed(1024.0)
+        # One prompt mixed into a step costs about its own prefill, less the weights read once.
+        assert mixed(1024.0) < alone + whole.layer_ms[0]
+        assert mixed(1024.0) > whole.layer_ms[0]
+
+
+def test_predicted_tpot_of_aggregated_serving_is_near_the_measured_one(
+    known: Known, performance: PerformanceModel
+) -> None:
+    """Unseen H100 and H200 points: C of P5 with M = 1 against vLLM."""
+    points = pl.read_csv(seed_folder() / "measured_vllm_points.csv").filter(
+        (pl.col("split") == "test")
+        & pl.col("system").is_in(["h100_sxm"])
+        & pl.col("model").is_in(sorted(known.models))
+        & (pl.col("concurrency") >= 8)
+    )
+    node = classes(known)["H100 x8"]
+    errors = []
+    for row in points.iter_rows(named=True):
+        model, b = known.models[row["model"]], float(row["concurrency"])
+        if (model.name, model.dtype, node.gpu.profile_name, row["tp"]) not in performance.rows:
+            continue
+        step = performance.mixed_step(
+            model,
+            model.dtype,
+            node,
+            row["tp"],
+            np.array([b]),
+            np.array([row["isl"] + row["osl"] / 2]),
+            np.array([b * row["isl"] / row["osl"]]),
+            float(row["isl"]),
+        )
+        tpot = model.layers * step.layer_ms[0] + step.head_ms[0]
+        errors.append(abs((tpot + performance.overhead_ms(node.gpu)) / row["measured_tpot_ms"] - 1))
+    assert len(errors) >= 10
+    assert np.median(errors) < 0.15

@@ -112,7 +112,7 @@ def test_wrong_names_are_named(known: Known, changes: dict[str, Any], message: s
         ({"workload__slo": {"ttft_ms": 0, "tpot_ms": 1}}, r"workloads.0.slo.ttft_ms: .* got 0"),
         ({"workload__demand": {"requests_per_s": -1}}, r"requests_per_s: .* got -1"),
         ({"workload__demand": {}}, r"give either requests_per_s or trace"),
-        ({"domain": ["x"]}, r"unknown key 'domain'; did you mean 'domains'"),
+        ({"domain": ["x"]}, r"unknown key 'domain'; did you mean 'domain"),
         ({"placement": {"max_node": 2}}, r"unknown key 'placement.max_node'; .* 'max_nodes'"),
         ({"markets": ["spott"]}, r"markets.0"),
         ({"workloads": []}, r"workloads"),
