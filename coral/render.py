@@ -140,7 +140,7 @@ def describe_binding(found: Binding) -> str:
 
 def print_rows(columns: Sequence[str], rows: Sequence[tuple[object, ...]]) -> None:
     """A query's result."""
-    console = _console()
+    console = _console(width=1000)  # a pipe has no edge: never fold a cell
     table = Table()
     for column in columns:
         table.add_column(column, overflow="fold")
@@ -244,7 +244,7 @@ def _cell(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _console() -> Console:
-    """Standard output; wide enough for template lines where it is not a terminal."""
+def _console(width: int = 160) -> Console:
+    """Standard output; of a width of its own where it is not a terminal."""
     console = Console()
-    return console if console.is_terminal else Console(width=160)
+    return console if console.is_terminal else Console(width=width)

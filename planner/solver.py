@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 import highspy
+import numpy as np
 import pulp
 
 from planner.errors import InfeasiblePlanError, SolverStoppedError
@@ -47,10 +48,9 @@ def solve(
     `warm` starts from the values that the variables hold.
     Raises SolverStoppedError: no solution and no proof that there is none.
     """
-    solver_class = _WarmHiGHS if warm else pulp.HiGHS
     for presolve in ("choose", "off"):  # HiGHS's presolve fails on a few tight programs
         # One thread: Dask workers share the cores, and the same inputs give the same answer.
-        solver = solver_class(
+        solver = _HiGHS(
             msg=False,
             mip=not relax,
             gapRel=relative_gap,
@@ -58,6 +58,7 @@ def solve(
             threads=1,
             presolve=presolve,
         )
+        solver.warm = warm
         problem.solve(solver)
         match problem.sol_status:
             case pulp.LpSolutionOptimal | pulp.LpSolutionIntegerFeasible:
@@ -80,14 +81,55 @@ def require_feasible(problem: pulp.LpProblem, report: SolveReport) -> SolveRepor
     return report
 
 
-class _WarmHiGHS(pulp.HiGHS):  # type: ignore[misc]
-    """PuLP's HiGHS takes no start; hand it over between building the model and the run."""
+class _HiGHS(pulp.HiGHS):  # type: ignore[misc]
+    """PuLP's HiGHS with the model handed over in arrays and, if asked, a start.
+
+    PuLP adds columns and rows one call at a time, which takes longer than solving small programs,
+    and it takes no start.
+    """
+
+    warm = False
+
+    def buildSolverModel(self, lp: pulp.LpProblem) -> None:  # noqa: N802
+        variables, constraints = lp.variables(), list(lp.constraints.values())
+        for index, variable in enumerate(variables):
+            variable.index = index
+        sign = -1.0 if lp.sense == pulp.LpMaximize else 1.0
+        model = highspy.HighsLp()
+        model.num_col_, model.num_row_ = len(variables), len(constraints)
+        model.col_cost_ = np.array([sign * lp.objective.get(v, 0.0) for v in variables])
+        model.col_lower_ = np.array([_or(v.lowBound, -highspy.kHighsInf) for v in variables])
+        model.col_upper_ = np.array([_or(v.upBound, highspy.kHighsInf) for v in variables])
+        if self.mip:
+            kinds = highspy.HighsVarType
+            model.integrality_ = [
+                kinds.kInteger if v.cat == pulp.LpInteger else kinds.kContinuous for v in variables
+            ]
+        starts, columns, values = [0], [], []
+        for index, constraint in enumerate(constraints):
+            constraint.index = index
+            for variable, value in constraint.items():
+                columns.append(variable.index)
+                values.append(value)
+            starts.append(len(columns))
+        model.row_lower_ = np.array([_or(c.getLb(), -highspy.kHighsInf) for c in constraints])
+        model.row_upper_ = np.array([_or(c.getUb(), highspy.kHighsInf) for c in constraints])
+        model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        model.a_matrix_.start_ = np.array(starts)
+        model.a_matrix_.index_ = np.array(columns, dtype=np.int32)
+        model.a_matrix_.value_ = np.array(values, dtype=float)
+        lp.solverModel.passModel(model)
 
     def callSolver(self, lp: pulp.LpProblem) -> None:  # noqa: N802
-        start = highspy.HighsSolution()
-        start.col_value = [float(variable.value() or 0.0) for variable in lp.variables()]
-        lp.solverModel.setSolution(start)
+        if self.warm:
+            start = highspy.HighsSolution()
+            start.col_value = [float(variable.value() or 0.0) for variable in lp.variables()]
+            lp.solverModel.setSolution(start)
         lp.solverModel.run()
+
+
+def _or(bound: float | None, unbounded: float) -> float:
+    return unbounded if bound is None else float(bound)
 
 
 def _report(problem: pulp.LpProblem, relax: bool) -> SolveReport:

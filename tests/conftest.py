@@ -17,7 +17,7 @@ from catalog.store import Catalog
 from planner.perf.model import PerformanceModel
 from planner.scenario import Known
 from tasks.inputs import Inputs, load_inputs, performance_model, read_known
-from tasks.library import build_phase
+from tasks.library import build_phase, share_templates
 from tasks.scenario_file import read_scenario
 from tasks.solving import Solvers
 
@@ -25,6 +25,7 @@ from tasks.solving import Solvers
 @pytest.fixture(autouse=True)
 def _isolated_prefect(tmp_path_factory: pytest.TempPathFactory, monkeypatch) -> None:
     """No test touches the user's Prefect or Coral home."""
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path_factory.getbasetemp() / "prefect"))
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.setenv("CORAL_HOME", str(tmp_path_factory.mktemp("coral-home")))
 
@@ -63,6 +64,7 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> tuple[Catalog, Inputs]:
     with Solvers(workers=2) as solvers:
         for phase in inputs.phases:
             build_phase(catalog, phase, solvers)
+    share_templates(catalog, inputs.phases)
     return catalog, inputs
 
 

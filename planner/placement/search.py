@@ -143,6 +143,8 @@ class _Search:
         return sorted({-(-batch // width) for width in SHARE_WIDTHS})
 
     def try_single_stage(self, pair: _Pair) -> None:
+        if pair.cycle_bound_ms > self.longest_cycle_ms(pair):
+            return
         for group in self.table.groups(self.combination):
             steps, latencies = self.table.column(
                 group, Role.ONLY, pair.micro_batches, pair.batch, pair.least_share

@@ -198,20 +198,24 @@ class StageTable:
         times = [self.stage(((unit, 1),), role, micro_batches) for unit in _units_of(group)]
         largest = times[0].step_ms.shape[1] - 1
         slots = np.concatenate([t.step_ms[:, 1:] for t in times], axis=1)
+        alive = np.isfinite(slots).any(axis=1)  # layers that no node of the group holds stay out
+        slots = slots[alive]
         if self.problem.phase is Phase.DECODE:
-            merged = _with_zero(np.sort(slots, axis=1)[:, :largest])
+            merged = _expand(np.sort(slots, axis=1)[:, :largest], alive)
             return StageTimes(merged, merged, np.zeros(merged.shape, dtype=int))
         order = np.argsort(slots, axis=1, kind="stable")[:, :largest]
-        step = _with_zero(np.take_along_axis(slots, order, axis=1))
-        latency = np.zeros(step.shape)
-        least = np.full(step.shape, largest)
-        rows = np.arange(step.shape[0])[:, None]
+        latency = np.zeros(order.shape)
+        least = np.full(order.shape, largest)
+        rows = np.flatnonzero(alive)[:, None]
         for index, node in enumerate(times):
             share = np.cumsum(order // largest == index, axis=1)
-            latency[:, 1:] = np.maximum(latency[:, 1:], node.latency_ms[rows, share])
+            np.maximum(latency, node.latency_ms[rows, share], out=latency)
             at_work = np.where(share > 0, node.group_share[rows, share], largest)
-            least[:, 1:] = np.minimum(least[:, 1:], at_work)
-        return StageTimes(step, latency, least)
+            np.minimum(least, at_work, out=least)
+        step = np.take_along_axis(slots, order, axis=1)
+        share_of_all = np.zeros((alive.size, largest + 1), dtype=int)
+        share_of_all[alive, 1:] = least
+        return StageTimes(_expand(step, alive), _expand(latency, alive), share_of_all)
 
 
 def hop_ms(problem: PhaseProblem, combination: Combination, batch: int) -> float:
@@ -293,5 +297,9 @@ def _units_of(group: Group) -> list[Unit]:
     return [unit for unit, count in group for _ in range(count)]
 
 
-def _with_zero(times: Floats) -> Floats:
-    return np.concatenate([np.zeros((times.shape[0], 1)), times], axis=1)
+def _expand(times: Floats, alive: NDArray[np.bool_]) -> Floats:
+    """Back to all layers (infinite where no node holds them) and to a batch of zero."""
+    whole = np.full((alive.size, times.shape[1] + 1), np.inf)
+    whole[:, 0] = 0.0
+    whole[alive, 1:] = times
+    return whole

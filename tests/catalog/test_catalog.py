@@ -142,6 +142,39 @@ def test_an_unreadable_file_is_named_and_kept(tmp_path: Path) -> None:
     assert catalog.database.read_bytes().startswith(b"this is no database")
 
 
+@pytest.mark.parametrize("damage", ["truncated", "middle", "foreign"])
+def test_damaged_and_foreign_files_are_named(tmp_path: Path, damage: str) -> None:
+    catalog = Catalog(tmp_path, patience_s=1.0)
+    if damage == "foreign":
+        with duckdb.connect(str(catalog.database)) as other:
+            other.execute("CREATE TABLE gpu (whatever INTEGER)")
+    else:
+        with catalog.write() as connection:
+            import_seed(connection)
+        content = bytearray(catalog.database.read_bytes())
+        half = len(content) // 2
+        content[12_288:half] = b"x" * (half - 12_288)
+        catalog.database.write_bytes(content[:half] if damage == "truncated" else content)
+
+    def read_everything() -> None:
+        with catalog.write() as connection:
+            for (table,) in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall():
+                connection.execute(f"SELECT * FROM {table}").fetchall()
+
+    with pytest.raises(DatabaseError, match="not a database that Coral can read"):
+        read_everything()
+
+
+def test_a_home_with_an_apostrophe_works_and_a_lock_folder_is_named(tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path / "it's here")
+    assert catalog.publish(force=True)
+    assert catalog.query("SELECT 1 AS a") == (["a"], [(1,)])
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "coral.lock").mkdir()
+    with pytest.raises(DatabaseError, match="choose another home"):
+        Catalog(tmp_path / "home").write().__enter__()
+
+
 def test_a_file_held_by_another_program_is_named(tmp_path: Path) -> None:
     catalog = Catalog(tmp_path, patience_s=1.0)
     with catalog.write():

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 import coral.cli
@@ -40,7 +41,9 @@ def tiny_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_quickstart_prints_library_plan_cost_and_database(tiny_home: Path) -> None:
     text = (tiny_home / "output.txt").read_text()
     assert "Template library of scenario tiny" in text
-    assert re.search(r"aws:us-east-1 +│ on-demand +│ decode Qwen3-14B: \[.* \| layers 0-", text)
+    assert re.search(
+        r"aws:us-east-1 +│ on-demand +│ (decode|aggregated) Qwen3-14B: \[.* \| layers 0-", text
+    )
     assert re.search(r"Cost: \$[\d.]+/h; Homo-joint on the same input: \$[\d.]+/h", text)
     assert "What binds (stock is assumed, level limited)" in text
     assert "130 rejected" in text
@@ -70,6 +73,12 @@ def test_sql_reads_the_snapshot(tiny_home: Path) -> None:
     answer = json.loads(done.stdout.splitlines()[-1])
     assert answer["columns"] == ["n"]
     assert answer["rows"][0][0] > 0
+    for query, message in (("", "the query is empty"), ("SELEC", "SQL: "), ("DROP TABLE gpu", "")):
+        refused = run("sql", query, home=tiny_home)
+        assert refused.returncode == 2
+        assert message in refused.stderr
+    nan = run("sql", "SELECT 'nan'::DOUBLE AS x", "--json", home=tiny_home)
+    assert json.loads(nan.stdout)["rows"] == [[None]]
     shown = run("sql", "FROM best_templates LIMIT 2", home=tiny_home)
     assert "2 rows" in shown.stdout
     assert "tokens_per_usd" in shown.stdout
@@ -88,7 +97,12 @@ TINY = Path("examples/tiny.yaml").read_text()
         ("tpot_ms: 80", "tpot_ms: -80", "workloads.0.slo.tpot_ms"),
         ("tpot_ms: 80", "tpot_ms: 2", "no template meets its TPOT of 2 ms; the best achievable"),
         ("ttft_ms: 2000", "ttft_ms: 90", "no template meets its TTFT of 90 ms"),
-        ("slo:", "dtype: fp4\n    slo:", "no measured profile of Qwen/Qwen3-14B in fp4 on L4"),
+        ("slo:", "dtype: fp4\n    slo:", "Qwen/Qwen3-14B is known in bf16, not in 'fp4'"),
+        ("scale: 0.2", "scale: .inf", "workloads.0.demand.scale: input should be a finite number"),
+        ("[8, 32, 64]", "[]", "placement.decode_batch_sizes"),
+        ("max_nodes: 2", "ttft_queue_share: 0.8", "leave no time for prefill"),
+        ("markets: [on_demand]", "markets: [on_demand]\nmarkets: [spot]", "is there twice"),
+        ("aws:us-east-1", "gcp:us-central1", "rents L40S x1; leave it out"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(
@@ -109,6 +123,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
     [
         (["quickstart", "--scenario", "nowhere.yaml"], "no scenario file 'nowhere.yaml'"),
         (["sql", "SELEC"], "no database in"),
+        (["quickstart", "-s", "tiny", "--workers", "-1"], "Invalid value for '--workers'"),
         (["quickstart", "--nonsense"], "No such option: --nonsense"),
         (["nonsense"], "No such command 'nonsense'"),
         (["quickstart", "--dask", "tcp://127.0.0.1:1", "-s", "tiny"], "no Dask scheduler answers"),
@@ -130,7 +145,7 @@ def test_a_broken_database_is_named_and_kept(tmp_path: Path) -> None:
     assert (tmp_path / "coral.duckdb").read_text().startswith("not a database")
 
 
-def test_ctrl_c_exits_130_and_the_next_run_goes_on(tmp_path: Path) -> None:
+def test_ctrl_c_exits_130_at_once_and_keeps_what_was_solved(tmp_path: Path) -> None:
     command = [CORAL, "quickstart", "--scenario", "core", "--home", str(tmp_path)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -139,11 +154,27 @@ def test_ctrl_c_exits_130_and_the_next_run_goes_on(tmp_path: Path) -> None:
         while time.monotonic() < deadline and stored(tmp_path) < 5:
             time.sleep(0.5)
         os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=10)
     assert process.returncode == 130, (out, err)
-    assert "interrupted; what was solved is stored" in err
+    assert "interrupted; what was committed is kept" in err
     assert "Traceback" not in err
     assert stored(tmp_path) >= 5
+    assert (tmp_path / "coral-snapshot.duckdb").exists()  # analysts see it already
+
+
+def test_a_termination_takes_every_child_along(tmp_path: Path) -> None:
+    command = [CORAL, "library", "build", "--scenario", "core", "--home", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        started = psutil.Process(process.pid)
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and stored(tmp_path) < 1:
+            time.sleep(0.5)
+        children = started.children(recursive=True)
+        process.terminate()
+        process.wait(timeout=10)
+    assert process.returncode == 143
+    assert len(children) >= 3  # Prefect's server and two Dask workers at least
+    assert psutil.wait_procs(children, timeout=10)[1] == []
 
 
 def stored(home: Path) -> int:
