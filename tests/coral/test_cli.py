@@ -45,7 +45,7 @@ def test_quickstart_prints_library_plan_cost_and_database(tiny_home: Path) -> No
         r"aws:us-east-1 +│ on-demand +│ (decode|aggregated) Qwen3-14B: \[.* \| layers 0-", text
     )
     assert re.search(r"Cost: \$[\d.]+/h; Homo-joint on the same input: \$[\d.]+/h", text)
-    assert "What binds (stock is assumed, level limited)" in text
+    assert "What binds (stock is assumed, level limited x 0.34)" in text
     assert "130 rejected" in text
     assert str(tiny_home / "coral.duckdb") in text
 
@@ -98,7 +98,7 @@ TINY = Path("examples/tiny.yaml").read_text()
         ("tpot_ms: 80", "tpot_ms: 2", "no template meets its TPOT of 2 ms; the best achievable"),
         ("ttft_ms: 2000", "ttft_ms: 90", "no template meets its TTFT of 90 ms"),
         ("slo:", "dtype: fp4\n    slo:", "Qwen/Qwen3-14B is known in bf16, not in 'fp4'"),
-        ("scale: 0.2", "scale: .inf", "workloads.0.demand.scale: input should be a finite number"),
+        ("scale: 1.2", "scale: .inf", "workloads.0.demand.scale: input should be a finite number"),
         ("[8, 32, 64]", "[]", "placement.decode_batch_sizes"),
         ("max_nodes: 2", "ttft_queue_share: 0.8", "leave no time for prefill"),
         ("markets: [on_demand]", "markets: [on_demand]\nmarkets: [spot]", "is there twice"),
