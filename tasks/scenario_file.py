@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from importlib import resources
 from pathlib import Path
 
 import yaml
@@ -65,8 +66,8 @@ def find_scenario(name: str) -> Path:
 
 
 def example_folder() -> Path:
-    """Folder of the shipped examples: beside the packages in a checkout."""
-    return Path(__file__).resolve().parent.parent / "examples"
+    """Folder of the shipped examples."""
+    return Path(str(resources.files("examples")))
 
 
 def _first_problem(error: ValidationError) -> str:

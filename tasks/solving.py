@@ -123,13 +123,12 @@ class Solvers:
         return self._client
 
 
-_TABLES: dict[int, tuple[PhaseProblem, StageTable]] = {}
+_latest: StageTable | None = None
 
 
 def _stage_table(problem: PhaseProblem) -> StageTable:
-    """One table per phase problem of this process; only the latest is kept."""
-    found = _TABLES.get(id(problem))
-    if found is None or found[0] is not problem:
-        _TABLES.clear()
-        _TABLES[id(problem)] = found = (problem, StageTable(problem))
-    return found[1]
+    """The table of this process's latest phase problem: batches of one phase share it."""
+    global _latest
+    if _latest is None or _latest.problem is not problem:
+        _latest = StageTable(problem)
+    return _latest

@@ -1,0 +1,1 @@
+"""Scenario files that are shipped: `coral quickstart --scenario NAME`."""
