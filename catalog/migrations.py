@@ -122,7 +122,7 @@ def m002_decisions(connection: duckdb.DuckDBPyConnection) -> None:
             templates INTEGER NOT NULL, cost_usd_per_hour DOUBLE NOT NULL,
             objective_usd DOUBLE NOT NULL, bound_usd DOUBLE NOT NULL, gap DOUBLE NOT NULL,
             proven BOOLEAN NOT NULL, solve_s DOUBLE NOT NULL, served_share DOUBLE NOT NULL,
-            stock_note TEXT NOT NULL);
+            stock_note TEXT NOT NULL, fingerprint TEXT NOT NULL);
         CREATE TABLE allocation_nodes (
             allocation_id TEXT NOT NULL, domain TEXT NOT NULL, zone TEXT,
             instance_type TEXT NOT NULL, node_class TEXT NOT NULL, market TEXT NOT NULL,
@@ -131,6 +131,10 @@ def m002_decisions(connection: duckdb.DuckDBPyConnection) -> None:
         CREATE TABLE allocation_item (
             allocation_id TEXT NOT NULL, domain TEXT NOT NULL, template_id TEXT NOT NULL,
             replicas INTEGER NOT NULL, workload TEXT NOT NULL, load_rps DOUBLE NOT NULL);
+        CREATE TABLE allocation_binding (
+            allocation_id TEXT NOT NULL, kind TEXT NOT NULL, text TEXT NOT NULL,
+            used DOUBLE NOT NULL, amount DOUBLE NOT NULL, unit TEXT NOT NULL,
+            worth DOUBLE NOT NULL, worth_unit TEXT NOT NULL);
         CREATE TABLE allocation_service (
             allocation_id TEXT NOT NULL, workload TEXT NOT NULL, demand_rps DOUBLE NOT NULL,
             served_rps DOUBLE NOT NULL);

@@ -14,6 +14,7 @@ from planner.types import (
     InstanceType,
     Lengths,
     Link,
+    Market,
     ModelSpec,
     NodeClass,
     Phase,
@@ -35,6 +36,16 @@ class PerformanceFrames:
     all_reduce: pl.DataFrame
     all_reduce_fit: pl.DataFrame
     engine_point: pl.DataFrame
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPlan:
+    """Coral's latest plan for a scenario, as counts."""
+
+    decision_id: str
+    fingerprint: str
+    replicas: Mapping[tuple[str, str], int]  # (template id, domain)
+    nodes: Mapping[tuple[str, str, Market], int]  # (domain, instance type, market)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,3 +253,30 @@ def read_shares(
         "AND share_id IN (SELECT unnest(?::TEXT[])) ORDER BY ALL",
         [list(keys), list(share_ids)],
     ).fetchall()
+
+
+def read_latest_plan(connection: duckdb.DuckDBPyConnection, scenario: str) -> StoredPlan | None:
+    """The plan that the fleet of a scenario was last brought to; None before the first."""
+    rows = connection.execute(
+        "SELECT allocation_id, decision_id, fingerprint FROM allocation "
+        "WHERE scenario = ? AND planner = 'coral' ORDER BY created_at DESC LIMIT 1",
+        [scenario],
+    ).fetchall()
+    if not rows:
+        return None
+    key, decision_id, fingerprint = rows[0]
+    items = connection.execute(
+        "SELECT DISTINCT template_id, domain, replicas FROM allocation_item "
+        "WHERE allocation_id = ?",
+        [key],
+    ).fetchall()
+    nodes = connection.execute(
+        "SELECT domain, instance_type, market, nodes FROM allocation_nodes WHERE allocation_id = ?",
+        [key],
+    ).fetchall()
+    return StoredPlan(
+        decision_id,
+        fingerprint,
+        {(template, domain): count for template, domain, count in items},
+        {(domain, name, Market(market)): count for domain, name, market, count in nodes},
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,8 +75,10 @@ class Catalog:
             draft.replace(self.snapshot)
         return True
 
-    def query(self, sql: str) -> tuple[list[str], list[tuple[object, ...]]]:
-        """Column names and rows of a user's query on the snapshot.
+    def query(
+        self, sql: str, parameters: Sequence[object] = ()
+    ) -> tuple[list[str], list[tuple[object, ...]]]:
+        """Column names and rows of a query on the snapshot.
 
         Raises DatabaseError: no snapshot yet, or it is unreadable. QueryError: bad SQL.
         """
@@ -87,7 +89,7 @@ class Catalog:
             )
         try:
             with duckdb.connect(str(self.snapshot), read_only=True) as connection:
-                result = connection.execute(sql)
+                result = connection.execute(sql, list(parameters))
                 columns = [column[0] for column in (result.description or [])]
                 return columns, result.fetchall() if columns else []
         except AttributeError as error:  # DuckDB answers None to a query without a statement

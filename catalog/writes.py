@@ -61,9 +61,11 @@ class AllocationRow:
     solve_s: float
     served_share: float
     stock_note: str
+    fingerprint: str  # of the input, held nodes apart
     nodes: Sequence[tuple[object, ...]]  # domain .. worth_usd_per_hour of allocation_nodes
     items: Sequence[tuple[object, ...]]  # domain .. load_rps of allocation_item
     services: Sequence[tuple[object, ...]]  # workload .. served_rps of allocation_service
+    binding: Sequence[tuple[object, ...]]  # kind .. worth_unit of allocation_binding
 
 
 def write_solutions(
@@ -179,15 +181,17 @@ def _write_allocation(
     connection.execute(
         "INSERT INTO allocation (allocation_id, decision_id, created_at, scenario, planner, "
         "templates, cost_usd_per_hour, objective_usd, bound_usd, gap, proven, solve_s, "
-        "served_share, stock_note) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "served_share, stock_note, fingerprint) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [row.allocation_id, decision_id, now, scenario, row.planner, row.templates,
          row.cost_usd_per_hour, row.objective_usd, row.bound_usd, row.gap, row.proven,
-         row.solve_s, row.served_share, row.stock_note],
+         row.solve_s, row.served_share, row.stock_note, row.fingerprint],
     )  # fmt: skip
     for table, values in (
         ("allocation_nodes", row.nodes),
         ("allocation_item", row.items),
         ("allocation_service", row.services),
+        ("allocation_binding", row.binding),
     ):
         if values:
             marks = ", ".join("?" * (len(values[0]) + 1))

@@ -33,6 +33,8 @@ library_app = typer.Typer(
     help="The template library: how each model can run on which nodes.", no_args_is_help=True
 )
 app.add_typer(library_app, name="library")
+fleet_app = typer.Typer(help="The nodes that run the plan.", no_args_is_help=True)
+app.add_typer(fleet_app, name="fleet")
 
 Scenario = Annotated[
     str, typer.Option("--scenario", "-s", help="A scenario file, or a shipped one: core, tiny.")
@@ -156,6 +158,90 @@ def allocate(scenario: Scenario = "core", home: Home = None, as_json: Json = Fal
         _print_json(summary(result))
         return
     print_plan(result)
+
+
+@library_app.command("show")
+def library_show(
+    workload: Annotated[str | None, typer.Option(help="Only templates of this workload.")] = None,
+    phase: Annotated[str | None, typer.Option(help="prefill, decode or aggregated.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="Only templates with this GPU: L40S.")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Only with so many nodes.")] = None,
+    sort: Annotated[
+        str, typer.Option(help="tokens_per_usd, throughput_rps, usd_per_hour or nodes.")
+    ] = "tokens_per_usd",
+    limit: Annotated[int, typer.Option(min=1, help="Rows to show.")] = 20,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Show templates, the best tokens per dollar first."""
+    from coral.render import print_rows
+    from tasks.library_view import show_library
+
+    columns, rows = show_library(home, workload, phase, gpu, nodes, sort, limit)
+    if as_json:
+        _print_json({"columns": columns, "rows": [list(row) for row in rows]})
+        return
+    print_rows(columns, rows)
+
+
+@app.command()
+def explain(scenario: Scenario = "core", home: Home = None, as_json: Json = False) -> None:
+    """Why the latest plan is as it is: what falls short, what binds, what more would be worth."""
+    from coral.render import print_explanation
+    from tasks.library_view import explain_latest
+
+    found = explain_latest(home, scenario)
+    if as_json:
+        _print_json(found)
+        return
+    print_explanation(found)
+
+
+@app.command()
+def operate(scenario: Scenario = "core", home: Home = None, as_json: Json = False) -> None:
+    """Plan from where the fleet stands and move the (simulated) fleet by the difference."""
+    _check(scenario, home)
+    with _flow_run():
+        from coral.render import print_round, round_summary
+        from flows.operate import operate as run
+
+        result = run(scenario, home)
+    if as_json:
+        _print_json(round_summary(result))
+        return
+    print_round(result)
+
+
+@fleet_app.command("list")
+def fleet_list(home: Home = None, as_json: Json = False) -> None:
+    """Show the nodes of the (simulated) fleet."""
+    from coral.render import print_rows
+    from tasks.fleet_view import list_fleet
+
+    columns, rows = list_fleet(home)
+    if as_json:
+        _print_json({"columns": columns, "rows": [list(row) for row in rows]})
+        return
+    print_rows(columns, rows)
+
+
+@app.command()
+def down(
+    home: Home = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Terminate every node of the (simulated) fleet."""
+    from tasks.fleet_view import count_running, end_fleet
+
+    running = count_running(home)
+    if running and not yes and not typer.confirm(f"Terminate {running} nodes?"):
+        raise typer.Exit(0)
+    ended = end_fleet(home)
+    if as_json:
+        _print_json({"terminated": ended})
+        return
+    typer.echo(f"{ended} nodes terminated.")
 
 
 @app.command()

@@ -14,6 +14,7 @@ from planner.types import Market, Provenance, Template
 if TYPE_CHECKING:
     from flows.allocate import AllocationResult
     from flows.build_library import LibraryResult
+    from tasks.operating import Round
 
 
 def summary(result: AllocationResult) -> dict[str, Any]:
@@ -35,6 +36,7 @@ def summary(result: AllocationResult) -> dict[str, Any]:
         "proven": coral.proven,
         "stock": result.inputs.scenario.stock_note,
         "decision_id": decision.decision_id,
+        "report": str(decision.report),
         "database": result.database,
     }
 
@@ -113,6 +115,7 @@ def print_plan(result: AllocationResult) -> None:
     _print_cost(console, result)
     _print_binding(console, result)
     _print_sources(console, result)
+    console.print(f"Report: {decision.report}")
     console.print(f'Database: {result.database}  (ask it with: coral sql "FROM best_templates")')
 
 
@@ -123,19 +126,78 @@ def describe_template(template: Template) -> str:
 
 def describe_binding(found: Binding) -> str:
     """'H100 x8 (p5.48xlarge) in aws:us-east-1: all 1 used; one more would save about $27/h'."""
-    limit, worth = found.limit, found.worth
-    text = limit.text
-    if limit.kind in {"stock", "owned"}:
-        text += f": all {limit.amount:g} used"
-    elif limit.kind in {"quota", "budget"}:
-        text += f": {found.used:g} used"
+    limit = found.limit
+    return binding_text(
+        limit.kind,
+        limit.text,
+        found.used,
+        limit.amount,
+        limit.unit,
+        found.worth,
+        found.worth_unit,
+    )
+
+
+def binding_text(
+    kind: str, text: str, used: float, amount: float, unit: str, worth: float, worth_unit: str
+) -> str:
+    """A binding limit in words; the values are those of the table allocation_binding."""
+    if kind in {"stock", "owned"}:
+        text += f": all {amount:g} used"
+    elif kind in {"quota", "budget"}:
+        text += f": {used:g} used"
     if worth >= 0.005:
-        one = "node" if limit.unit == "nodes" else limit.unit.removesuffix("s")
-        if found.worth_unit == "USD/hour":
+        one = "node" if unit == "nodes" else unit.removesuffix("s")
+        if worth_unit == "USD/hour":
             text += f"; one more {one} would save about ${worth:.2f}/h"
         else:
             text += f"; one more {one} would serve about {worth:.2f} requests/s more"
     return text
+
+
+def print_explanation(found: dict[str, Any]) -> None:
+    """The latest plan's services, limits and gap."""
+    console = _console()
+    console.print(
+        f"Plan of {found['created_at']} for scenario {found['scenario']}: "
+        f"[bold]${found['cost_usd_per_hour']:.2f}/h[/bold], {found['served_share']:.2%} served, "
+        f"gap {found['gap']:.2%}."
+    )
+    for service in found["services"]:
+        short = service["demand_rps"] - service["served_rps"]
+        if short > 0:
+            console.print(
+                f"[bold red]{service['workload']}[/bold red] falls short by {short:.2f} of "
+                f"{service['demand_rps']:.2f} requests/s."
+            )
+    console.print("What binds:" if found["binding"] else "Nothing binds.")
+    for row in found["binding"]:
+        console.print(f"  {binding_text(**row)}")
+
+
+def round_summary(result: Round) -> dict[str, Any]:
+    """The JSON object of one round of operation."""
+    return {
+        "planned": result.decision is not None,
+        "why": result.why,
+        "launched": result.applied.launched,
+        "failed": result.applied.failed,
+        "terminated": result.applied.terminated,
+        "nodes": result.nodes,
+        "cost_usd_per_hour": round(result.cost_usd_per_hour, 4),
+        "decision_id": result.decision.decision_id if result.decision else None,
+    }
+
+
+def print_round(result: Round) -> None:
+    """What one round of operation did."""
+    applied = result.applied
+    console = _console()
+    console.print(f"{result.why[0].upper()}{result.why[1:]}.")
+    if not applied.nothing:
+        failed = f", {applied.failed} failed to launch" if applied.failed else ""
+        console.print(f"{applied.launched} launched{failed}, {applied.terminated} terminated.")
+    console.print(f"{result.nodes} nodes in the plan, ${result.cost_usd_per_hour:.2f}/h.")
 
 
 def print_rows(columns: Sequence[str], rows: Sequence[tuple[object, ...]]) -> None:

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 from prefect import flow
 
-from tasks.allocation import Decision, decide_task
+from tasks.allocation import decide_task
+from tasks.artifacts import publish_task
 from tasks.home import open_catalog
 from tasks.inputs import Inputs, load_inputs
 from tasks.opaque import opaque
+from tasks.report import Decision
 from tasks.scenario_file import read_scenario
 
 
@@ -28,5 +30,6 @@ def allocate(scenario: str = "core", home: str | None = None) -> AllocationResul
     catalog = open_catalog(home)
     inputs = load_inputs(catalog, read_scenario(scenario))
     decision = decide_task(catalog, opaque(inputs))
+    publish_task(inputs.scenario.name, opaque(decision), decision.report)
     catalog.publish(force=True)
     return AllocationResult(inputs, decision, str(catalog.database))

@@ -171,6 +171,20 @@ class AllocationSpec(_Strict):
         )
 
 
+class FleetSpec(_Strict):
+    """The simulated fleet that a plan is applied to."""
+
+    startup_minutes: PositiveFloat = 10.0
+    failure_rate: float = Field(default=0.0, ge=0.0, le=1.0)
+    seed: int = 0
+
+
+class OperateSpec(_Strict):
+    """When a running plan gives way to a better one."""
+
+    least_saving_share: float = Field(default=0.01, ge=0.0, lt=1.0)  # of the running plan's cost
+
+
 class ScenarioSpec(_Strict):
     """One scenario file."""
 
@@ -185,6 +199,8 @@ class ScenarioSpec(_Strict):
     owned: tuple[OwnedSpec, ...] = ()
     placement: PlacementSpec = PlacementSpec()
     allocation: AllocationSpec = AllocationSpec()
+    fleet: FleetSpec = FleetSpec()
+    operate: OperateSpec = OperateSpec()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from prefect import task
@@ -20,16 +20,7 @@ from planner.scenario import Scenario
 from planner.types import Template
 from tasks.inputs import Inputs, PhaseInputs
 from tasks.library import describe_missing, may_share
-
-
-@dataclass(frozen=True)
-class Decision:
-    """Coral's plan beside Homo-joint's on the same input."""
-
-    coral: Plan
-    homo_joint: Plan
-    templates: int
-    decision_id: str
+from tasks.report import Decision, write_report
 
 
 def read_library(catalog: Catalog, inputs: Inputs) -> list[Template]:
@@ -73,19 +64,39 @@ def decide(catalog: Catalog, inputs: Inputs) -> Decision:
     data = allocation_input(inputs, read_library(catalog, inputs))
     homo = plan_homo_joint(data)
     coral = plan_never_worse(data, homo)
-    decision = Decision(coral, homo, len(data.templates), uuid.uuid4().hex)
-    record(catalog, inputs.scenario, decision)
-    return decision
+    return conclude(catalog, inputs, data, coral, homo)
 
 
 decide_task = task(name="allocate", cache_policy=NO_CACHE)(decide)
 
 
-def record(catalog: Catalog, scenario: Scenario, decision: Decision) -> None:
+def conclude(
+    catalog: Catalog, inputs: Inputs, data: AllocationInput, coral: Plan, homo: Plan
+) -> Decision:
+    """Write the report of two plans and record them."""
+    now, key = datetime.now(UTC), uuid.uuid4().hex
+    folder = catalog.home / "reports"
+    decision = Decision(coral, homo, len(data.templates), key, folder / f"{key}.html")
+    write_report(decision.report, inputs, decision, data.templates, now)
+    record(catalog, inputs.scenario, decision, fingerprint(data))
+    return decision
+
+
+def fingerprint(data: AllocationInput) -> str:
+    """Content hash of an allocation's input, held nodes apart: equal means nothing changed."""
+    parts = [data.workloads, data.offers, data.settings, data.options, sorted(data.rules.items())]
+    parts.append([(template.id, sorted(template.serves.items())) for template in data.templates])
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+def record(catalog: Catalog, scenario: Scenario, decision: Decision, mark: str) -> None:
     """Append both plans of a decision in one transaction."""
     plans = [
-        _row(scenario, decision.decision_id, "coral", decision.templates, decision.coral),
-        _row(scenario, uuid.uuid4().hex, "homo-joint", decision.templates, decision.homo_joint),
+        _row(scenario, key, planner, decision.templates, plan, mark)
+        for key, planner, plan in (
+            (decision.decision_id, "coral", decision.coral),
+            (uuid.uuid4().hex, "homo-joint", decision.homo_joint),
+        )
     ]
     with catalog.write() as connection:
         writes.write_decision(
@@ -109,7 +120,7 @@ def _shares(inputs: Inputs, owner: PhaseInputs) -> dict[str, str]:
 
 
 def _row(
-    scenario: Scenario, key: str, planner: str, templates: int, plan: Plan
+    scenario: Scenario, key: str, planner: str, templates: int, plan: Plan, mark: str
 ) -> writes.AllocationRow:
     worth = {
         (b.limit.offer.domain, b.limit.offer.instance_type): b.worth
@@ -144,6 +155,7 @@ def _row(
         solve_s=plan.solve_s,
         served_share=plan.served_share,
         stock_note=scenario.stock_note,
+        fingerprint=mark,
         nodes=nodes,
         items=[
             (r.domain, r.template.id, r.count, workload, rps)
@@ -151,4 +163,16 @@ def _row(
             for workload, rps in (r.load_rps or {r.template.workload: 0.0}).items()
         ],
         services=[(s.workload, s.demand_rps, s.served_rps) for s in plan.services],
+        binding=[
+            (
+                b.limit.kind,
+                b.limit.text,
+                b.used,
+                b.limit.amount,
+                b.limit.unit,
+                b.worth,
+                b.worth_unit,
+            )
+            for b in plan.binding
+        ],
     )

@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 
 import pulp
 
-from planner.allocation.check import check_plan
+from planner.allocation.check import PlanCheckError, check_plan
 from planner.allocation.load import SharedLoad, share_load
 from planner.allocation.plan import Binding, Plan, PlannedNodes, PlannedReplicas, WorkloadService
 from planner.allocation.problem import (
     AllocationInput,
     AllocationProblem,
+    NodeKey,
     build_allocation,
     node_key,
 )
@@ -78,29 +79,32 @@ def plan_allocation(
     return plan
 
 
-def keep_nodes(data: AllocationInput, plan: Plan) -> Plan | None:
+def keep_running(
+    data: AllocationInput,
+    replicas: Mapping[tuple[str, str], int],
+    nodes: Mapping[NodeKey, int],
+) -> Plan | None:
     """A running plan under today's prices, demand and offers; None if they no longer allow it.
 
-    The same replicas on the same nodes: nothing new to pay, and only the loads may change.
+    `replicas` counts by (template id, domain). Nothing starts or ends; only the loads may change.
     """
     offers = {node_key(offer): offer for offer in data.offers}
     known = {template.id: index for index, template in enumerate(data.templates)}
-    if any(node_key(n.offer) not in offers for n in plan.nodes):
+    if not nodes.keys() <= offers.keys() or any(key not in known for key, _ in replicas):
         return None
-    if any(r.template.id not in known for r in plan.replicas):
-        return None
-    counts = {(known[r.template.id], r.domain): r.count for r in plan.replicas}
-    nodes = tuple(
-        PlannedNodes(
-            offers[node_key(n.offer)],
-            n.count,
-            max(0, n.count - data.held.get(node_key(n.offer), 0)),
-        )
-        for n in plan.nodes
+    counts = {(known[key], domain): count for (key, domain), count in replicas.items()}
+    planned = tuple(
+        PlannedNodes(offers[key], count, max(0, count - data.held.get(key, 0)))
+        for key, count in sorted(nodes.items())
     )
     unsolved = SolveReport(Outcome.INCUMBENT, 0.0, 0.0, 0.0)
-    kept = _plan(data, counts, nodes, (), _Steps(unsolved, unsolved), 0.0)
-    return replace(kept, objective_usd=objective_usd(data, kept))
+    kept = _plan(data, counts, planned, (), _Steps(unsolved, unsolved), 0.0)
+    kept = replace(kept, objective_usd=objective_usd(data, kept))
+    try:
+        check_plan(data, kept)
+    except PlanCheckError:  # less stock, a new quota, a domain no longer allowed
+        return None
+    return kept
 
 
 def objective_usd(data: AllocationInput, plan: Plan) -> float:

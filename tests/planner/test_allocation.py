@@ -21,7 +21,7 @@ from planner.allocation.problem import (
     build_allocation,
     node_key,
 )
-from planner.allocation.solve import keep_nodes, plan_allocation
+from planner.allocation.solve import keep_running, plan_allocation
 from planner.baselines.homo_joint import plan_homo_joint, plan_never_worse
 from planner.errors import LeastServedError, MarketError, NoTemplateError
 from planner.types import Market, Offer, Phase
@@ -467,12 +467,15 @@ def test_a_running_plan_can_be_kept_and_priced() -> None:
     data = two_domains()
     plan = plan_allocation(data)
     held = {node_key(n.offer): n.count for n in plan.nodes}
-    again = keep_nodes(replace(data, held=held), plan)
+    replicas = {(r.template.id, r.domain): r.count for r in plan.replicas}
+    again = keep_running(replace(data, held=held), replicas, held)
     assert again is not None
     assert again.objective_usd == pytest.approx(plan.cost_usd_per_hour)  # no start-up any more
     assert again.served_share == 1.0
     gone = replace(data, offers=data.offers[:1])
-    assert keep_nodes(gone, plan) is None
+    assert keep_running(gone, replicas, held) is None
+    less = replace(data, offers=tuple(replace(o, stock=3) for o in data.offers))
+    assert keep_running(less, replicas, held) is None
 
 
 def test_the_plan_check_knows_the_options() -> None:

@@ -1,0 +1,94 @@
+"""Bring a fleet to a plan: every step is written before it is taken and after it was confirmed."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from executor.simulated import NoCapacityError, SimulatedFleet
+from planner.leases import Actions, Lease, LeaseState, LeaseStore
+from planner.types import Offer
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What was done."""
+
+    launched: int
+    failed: int
+    terminated: int
+
+    @property
+    def nothing(self) -> bool:
+        return not (self.launched or self.failed or self.terminated)
+
+
+def apply_actions(
+    store: LeaseStore, fleet: SimulatedFleet, actions: Actions, now: datetime
+) -> Applied:
+    """Launch and terminate. Killed anywhere, the next run finishes what was begun."""
+    failed = sum(not _launch(store, fleet, offer, now) for offer in actions.launch)
+    for lease in actions.terminate:
+        end_lease(store, fleet, lease, now, "not in the plan")
+    return Applied(len(actions.launch) - failed, failed, len(actions.terminate))
+
+
+def settle(store: LeaseStore, fleet: SimulatedFleet, now: datetime) -> list[Lease]:
+    """Bring leases up to what the cloud says now, and finish what an interrupted run began."""
+    for lease in store.all():
+        if lease.state is LeaseState.PLANNED:
+            _request(store, fleet, lease, now)
+        elif lease.state is LeaseState.LAUNCHING and lease.ready_at and lease.ready_at <= now:
+            store.save(lease.to(LeaseState.READY), now)
+        elif lease.state is LeaseState.TERMINATING:
+            end_lease(store, fleet, lease, now, lease.reason)
+    return store.all()
+
+
+def end_lease(
+    store: LeaseStore, fleet: SimulatedFleet, lease: Lease, now: datetime, reason: str
+) -> None:
+    """Terminate one node; over only once the cloud confirmed it."""
+    store.save(lease.to(LeaseState.TERMINATING, reason), now)
+    if lease.instance_id is not None:
+        fleet.terminate(lease.instance_id)
+    store.save(lease.to(LeaseState.TERMINATED, reason, ended_at=now), now)
+
+
+def end_all(
+    store: LeaseStore, fleet: SimulatedFleet, leases: Sequence[Lease], now: datetime
+) -> int:
+    """Terminate everything that is not over; how many there were."""
+    running = [lease for lease in leases if not lease.state.is_over]
+    for lease in running:
+        end_lease(store, fleet, lease, now, "coral down")
+    return len(running)
+
+
+def _launch(store: LeaseStore, fleet: SimulatedFleet, offer: Offer, now: datetime) -> bool:
+    lease = Lease(
+        id=uuid.uuid4().hex,
+        domain=offer.domain,
+        instance_type=offer.instance_type,
+        node_class=offer.node_class,
+        market=offer.market,
+        price_usd_per_hour=offer.price_usd_per_hour,
+        state=LeaseState.PLANNED,
+        created_at=now,
+        zone=offer.zone,
+    )
+    store.save(lease, now)
+    return _request(store, fleet, lease, now)
+
+
+def _request(store: LeaseStore, fleet: SimulatedFleet, lease: Lease, now: datetime) -> bool:
+    try:
+        instance_id, ready_at = fleet.launch(lease, now)
+    except NoCapacityError as error:
+        store.save(lease.to(LeaseState.FAILED, str(error), ended_at=now), now)
+        return False
+    launching = lease.to(LeaseState.LAUNCHING, instance_id=instance_id, ready_at=ready_at)
+    store.save(launching, now)
+    return True

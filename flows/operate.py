@@ -1,0 +1,30 @@
+"""Keep the fleet at its best plan; run it every few minutes."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from prefect import flow
+
+from tasks.artifacts import publish_task
+from tasks.home import open_catalog
+from tasks.inputs import load_inputs
+from tasks.opaque import opaque
+from tasks.operating import Round, operate_task
+from tasks.scenario_file import read_scenario
+
+
+@flow(name="operate", validate_parameters=False)
+def operate(scenario: str = "core", home: str | None = None) -> Round:
+    """Market snapshot and demand, allocate, apply to the simulated fleet.
+
+    Run again, it moves the fleet by the difference; with nothing changed it does nothing.
+    """
+    catalog = open_catalog(home)
+    spec = read_scenario(scenario)
+    inputs = load_inputs(catalog, spec)
+    result = operate_task(catalog, opaque(spec), opaque(inputs), datetime.now(UTC))
+    if result.decision is not None:
+        publish_task(inputs.scenario.name, opaque(result.decision), result.decision.report)
+    catalog.publish(force=True)
+    return result

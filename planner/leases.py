@@ -1,0 +1,110 @@
+"""Leases: one node from intention to confirmed termination, and how plans become actions.
+
+Types and the pure reconciliation; stores and fleets live in `executor/`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import StrEnum
+from typing import Protocol
+
+from planner.types import Market, Offer
+
+LeaseKey = tuple[str, str, Market]  # domain, instance type, market
+
+
+class LeaseState(StrEnum):
+    """Where a lease stands."""
+
+    PLANNED = "planned"  # written down, nothing asked of the cloud yet
+    LAUNCHING = "launching"  # the cloud took the request
+    READY = "ready"
+    TERMINATING = "terminating"
+    TERMINATED = "terminated"  # the cloud confirmed it
+    FAILED = "failed"  # never came up
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the node counts as running for the next plan."""
+        return self in {LeaseState.PLANNED, LeaseState.LAUNCHING, LeaseState.READY}
+
+    @property
+    def is_over(self) -> bool:
+        return self in {LeaseState.TERMINATED, LeaseState.FAILED}
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """One node."""
+
+    id: str
+    domain: str
+    instance_type: str
+    node_class: str
+    market: Market
+    price_usd_per_hour: float  # at launch: what it costs until it ends
+    state: LeaseState
+    created_at: datetime
+    zone: str | None = None
+    instance_id: str | None = None
+    ready_at: datetime | None = None
+    ended_at: datetime | None = None
+    reason: str = ""
+
+    @property
+    def key(self) -> LeaseKey:
+        return (self.domain, self.instance_type, self.market)
+
+    def to(self, state: LeaseState, reason: str = "", **changes: object) -> Lease:
+        """The same lease in another state."""
+        return replace(self, state=state, reason=reason, **changes)  # type: ignore[arg-type]
+
+
+class LeaseStore(Protocol):
+    """Where leases live; every save is one durable event."""
+
+    def all(self) -> list[Lease]: ...
+    def save(self, lease: Lease, at: datetime) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Actions:
+    """What brings the fleet to a plan."""
+
+    launch: tuple[Offer, ...]  # one entry per node
+    terminate: tuple[Lease, ...]
+
+    @property
+    def nothing(self) -> bool:
+        return not self.launch and not self.terminate
+
+
+def held_nodes(leases: Sequence[Lease]) -> Counter[LeaseKey]:
+    """Nodes that run, or are about to, by offer."""
+    return Counter(lease.key for lease in leases if lease.state.is_held)
+
+
+def reconcile(
+    wanted: Mapping[LeaseKey, int], offers: Mapping[LeaseKey, Offer], leases: Sequence[Lease]
+) -> Actions:
+    """The difference between a plan and the leases.
+
+    Of surplus nodes those go first that serve nothing yet, then the youngest. Applying the actions
+    and asking again gives no action.
+    """
+    held = held_nodes(leases)
+    launch: list[Offer] = []
+    for key in sorted(wanted):
+        launch += [offers[key]] * max(0, wanted[key] - held[key])
+    surplus: list[Lease] = []
+    for key in sorted(held):
+        mine = [lease for lease in leases if lease.key == key and lease.state.is_held]
+        mine.sort(key=lambda lease: (lease.state is LeaseState.READY, lease.id))
+        mine.sort(key=lambda lease: lease.created_at, reverse=True)
+        mine.sort(key=lambda lease: lease.state is LeaseState.READY)
+        surplus += mine[: max(0, held[key] - wanted.get(key, 0))]
+    return Actions(tuple(launch), tuple(surplus))

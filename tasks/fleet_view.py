@@ -1,0 +1,43 @@
+"""The fleet as the command line sees it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from executor.apply import end_all, settle
+from executor.simulated import SimulatedFleet
+from tasks.home import open_catalog
+from tasks.operating import lease_store
+
+COLUMNS = ["lease", "state", "domain", "market", "instance type", "node class", "$/h", "ready at"]
+
+
+def list_fleet(home: str | None) -> tuple[list[str], list[tuple[object, ...]]]:
+    """Nodes that are not over, settled to now, oldest first."""
+    leases = settle(lease_store(open_catalog(home)), SimulatedFleet(), datetime.now(UTC))
+    return COLUMNS, [
+        (
+            lease.id[:8],
+            lease.state.value,
+            lease.domain,
+            lease.market.value,
+            lease.instance_type,
+            lease.node_class,
+            lease.price_usd_per_hour,
+            lease.ready_at.isoformat(timespec="seconds") if lease.ready_at else None,
+        )
+        for lease in leases
+        if not lease.state.is_over
+    ]
+
+
+def count_running(home: str | None) -> int:
+    """Nodes that are not over."""
+    leases = lease_store(open_catalog(home)).all()
+    return sum(not lease.state.is_over for lease in leases)
+
+
+def end_fleet(home: str | None) -> int:
+    """Terminate every node; how many there were."""
+    store = lease_store(open_catalog(home))
+    return end_all(store, SimulatedFleet(), store.all(), datetime.now(UTC))

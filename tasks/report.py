@@ -1,0 +1,235 @@
+"""The report of one decision: a static page that reads offline, light and dark, on any width."""
+
+from __future__ import annotations
+
+import io
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from importlib import resources
+from pathlib import Path
+
+import jinja2
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from planner.allocation.plan import Plan
+from planner.placement.settings import PlacementSettings
+from planner.types import Market, Phase, Template
+from tasks.inputs import Inputs
+
+# Colour-blind safe (Okabe-Ito), readable on white and on near-black alike.
+PURE, MIXED, BASELINE = "#0072B2", "#D55E00", "#7f7f7f"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Coral's plan beside Homo-joint's on the same input."""
+
+    coral: Plan
+    homo_joint: Plan
+    templates: int  # in the library
+    decision_id: str
+    report: Path
+
+
+@dataclass(frozen=True, slots=True)
+class _Number:
+    """One performance number that the plan rests on."""
+
+    model: str
+    node_class: str
+    tensor_parallel_size: int
+    provenance: str
+    source: str
+
+
+def write_report(
+    path: Path,
+    inputs: Inputs,
+    decision: Decision,
+    templates: Sequence[Template],
+    made_at: datetime,
+) -> None:
+    """Write the page, whole or not at all."""
+    scenario, plan = inputs.scenario, decision.coral
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    page = environment.from_string((resources.files("tasks") / "report.html").read_text())
+    text = page.render(
+        scenario=scenario,
+        decision=decision,
+        plan=plan,
+        homo=decision.homo_joint,
+        made_at=made_at.isoformat(timespec="minutes"),
+        rows=_plan_rows(plan),
+        costs=[
+            (name, cost, cost_by_workload(decision.homo_joint).get(name, 0.0))
+            for name, cost in cost_by_workload(plan).items()
+        ],
+        cost_chart=_svg(_cost_figure(plan, decision.homo_joint)),
+        template_chart=_svg(_template_figure(templates, _class_prices(inputs))),
+        numbers=_numbers(inputs, plan),
+        assumptions=_assumptions(scenario.placement, scenario.stock_note),
+        rejected={k: n for k, n in inputs.offers_rejected.items() if k},
+        accepted=inputs.offers_rejected.get("", 0),
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".draft")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
+
+
+def cost_by_workload(plan: Plan) -> dict[str, float]:
+    """USD/hour of each workload: a replica's rent, shared as its time is (A4)."""
+    prices: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for nodes in plan.nodes:
+        place = (nodes.offer.domain, nodes.offer.node_class)
+        prices[place] += [nodes.offer.price_usd_per_hour] * nodes.count
+    costs = dict.fromkeys((service.workload for service in plan.services), 0.0)
+    for planned in plan.replicas:
+        rent = planned.count * sum(
+            count * sum(prices[planned.domain, name]) / len(prices[planned.domain, name])
+            for name, count in planned.template.combination
+        )
+        serves = planned.template.serves
+        times = {name: rps / serves[name] for name, rps in planned.load_rps.items()}
+        for name, time in times.items():
+            costs[name] += rent * time / sum(times.values())
+    return costs
+
+
+def _plan_rows(plan: Plan) -> list[tuple[str, str, str, int, str]]:
+    demand = {service.workload: service.demand_rps for service in plan.services}
+    return [
+        (
+            planned.domain,
+            f"{planned.template.phase} {planned.template.workload}",
+            planned.template.placement.describe(),
+            planned.count,
+            ", ".join(f"{rps / demand[n]:.0%} of {n}" for n, rps in planned.load_rps.items()),
+        )
+        for planned in sorted(
+            plan.replicas, key=lambda r: (r.template.workload, r.template.phase, r.domain)
+        )
+    ]
+
+
+def _class_prices(inputs: Inputs) -> dict[str, float]:
+    prices: dict[str, float] = {}
+    for offer in inputs.scenario.offers:
+        if offer.market is not Market.OWNED:
+            known = prices.get(offer.node_class, offer.price_usd_per_hour)
+            prices[offer.node_class] = min(known, offer.price_usd_per_hour)
+    return prices
+
+
+def _cost_figure(plan: Plan, homo: Plan) -> Figure:
+    ours, theirs = cost_by_workload(plan), cost_by_workload(homo)
+    names = list(ours)
+    figure = Figure(figsize=(7.0, 0.62 * len(names) + 0.9), layout="constrained")
+    axes = figure.subplots()
+    rows = range(len(names))
+    axes.barh([r - 0.2 for r in rows], [ours[n] for n in names], 0.38, color=PURE, label="Coral")
+    axes.barh(
+        [r + 0.2 for r in rows],
+        [theirs[n] for n in names],
+        0.38,
+        color=BASELINE,
+        label="Homo-joint",
+    )
+    axes.set_yticks(list(rows), names)
+    axes.invert_yaxis()
+    axes.set_xlabel("USD per hour")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside upper right", ncols=2, frameon=False)
+    return figure
+
+
+def _template_figure(templates: Sequence[Template], prices: dict[str, float]) -> Figure:
+    """Requests per dollar of every template, against the best of its workload and phase."""
+    phases = [phase for phase in Phase if any(t.phase is phase for t in templates)]
+    figure = Figure(figsize=(7.0, 1.1 + 1.9 * len(phases)), layout="constrained")
+    grid = figure.subplots(len(phases), 1, sharex=True, squeeze=False)
+    for axes, phase in zip(grid[:, 0], phases, strict=True):
+        mine = [t for t in templates if t.phase is phase and _usd(t, prices)]
+        best: dict[str, float] = {}
+        for template in mine:
+            value = template.throughput_rps / _usd(template, prices)
+            best[template.workload] = max(best.get(template.workload, 0.0), value)
+        for pure, colour, shift in ((True, PURE, -0.12), (False, MIXED, 0.12)):
+            shown = [t for t in mine if t.is_homogeneous is pure]
+            axes.scatter(
+                [t.nodes + shift for t in shown],
+                [t.throughput_rps / _usd(t, prices) / best[t.workload] for t in shown],
+                s=16,
+                alpha=0.65,
+                color=colour,
+                linewidths=0,
+                label="one node class" if pure else "mixed classes",
+            )
+        axes.set_title(phase.value, loc="left", fontsize=10)
+        axes.set_ylim(0, 1.08)
+        axes.set_xticks(sorted({t.nodes for t in templates}))
+        axes.spines[["top", "right"]].set_visible(False)
+    grid[-1, 0].set_xlabel("nodes per replica")
+    figure.supylabel("requests per USD, best of workload = 1", fontsize=9)
+    handles, labels = grid[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper right", ncols=2, frameon=False)
+    return figure
+
+
+def _usd(template: Template, prices: dict[str, float]) -> float:
+    if any(name not in prices for name, _ in template.combination):
+        return 0.0
+    return sum(prices[name] * count for name, count in template.combination)
+
+
+def _svg(figure: Figure) -> str:
+    """Inline SVG in the page's own text colour and font."""
+    buffer = io.StringIO()
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "coral"}):
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    return text.replace("#000000", "currentColor").replace(
+        "stroke: #262626", "stroke: currentColor"
+    )
+
+
+def _numbers(inputs: Inputs, plan: Plan) -> list[_Number]:
+    workloads = {workload.name: workload for workload in inputs.scenario.workloads}
+    nodes = {node.name: node for node in inputs.scenario.node_classes}
+    found = set()
+    for planned in plan.replicas:
+        workload = workloads[planned.template.workload]
+        for stage in planned.template.placement.stages:
+            for part in stage.nodes:
+                node, tp = nodes[part.node_class], part.tensor_parallel_size
+                terms = (workload.model, workload.dtype, node, tp)
+                found.add(
+                    (
+                        workload.model.name,
+                        node.name,
+                        tp,
+                        inputs.performance.provenance(*terms).value,
+                        inputs.performance.source(*terms),
+                    )
+                )
+    return [_Number(*item) for item in sorted(found)]
+
+
+def _assumptions(settings: PlacementSettings, stock_note: str) -> list[str]:
+    shares = ", ".join(f"{p.value} {u:.0%}" for p, u in settings.utilization.items())
+    return [
+        f"Stock is {stock_note}: no public count of GPU stock exists.",
+        f"Replicas are loaded to at most {shares} of their throughput; the simulator has not "
+        "calibrated these caps yet.",
+        f"{settings.ttft_queue_share:.0%} of the TTFT objective is kept for queueing and "
+        f"{settings.kv_handover_share:.0%} for moving the prompt's KV between prefill and decode.",
+        f"{settings.memory_utilization:.0%} of a card's memory less "
+        f"{settings.reserve_gib_per_gpu:g} GiB holds weights and KV.",
+        f"A hop between stages takes {settings.hop_latency_ms:g} ms and its bytes; traffic inside "
+        "a domain is free.",
+        "Throughput is computed at mean lengths, latency with one request of p95 length.",
+    ]

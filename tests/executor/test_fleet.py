@@ -1,0 +1,140 @@
+"""Leases, reconciliation and the simulated fleet."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from executor.apply import apply_actions, end_all, settle
+from executor.lease_store import LeaseStoreError, SqliteLeaseStore
+from executor.simulated import NoCapacityError, SimulatedFleet
+from planner.leases import Lease, LeaseState, held_nodes, reconcile
+from planner.types import Market
+from tests.builders import offer
+
+NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
+OFFERS = {
+    ("d1", f"type-{node}", Market.ON_DEMAND): offer("d1", node, 1.0, 9) for node in ("A x1", "B x1")
+}
+KEYS = sorted(OFFERS)
+
+
+def lease(number: int, state: LeaseState, key=KEYS[0], minutes: int = 0) -> Lease:
+    domain, kind, market = key
+    return Lease(
+        id=f"lease-{number}",
+        domain=domain,
+        instance_type=kind,
+        node_class="A x1",
+        market=market,
+        price_usd_per_hour=1.0,
+        state=state,
+        created_at=NOW + timedelta(minutes=minutes),
+    )
+
+
+class MemoryStore:
+    """The protocol, and nothing else."""
+
+    def __init__(self, leases=()) -> None:
+        self.leases = {one.id: one for one in leases}
+
+    def all(self) -> list[Lease]:
+        return list(self.leases.values())
+
+    def save(self, lease: Lease, at: datetime) -> None:
+        self.leases[lease.id] = lease
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(list(LeaseState)), st.sampled_from(KEYS)), max_size=8),
+    st.dictionaries(st.sampled_from(KEYS), st.integers(0, 4)),
+)
+def test_from_any_state_one_round_reaches_the_plan_and_the_next_does_nothing(states, wanted):
+    store = MemoryStore([lease(i, state, key, i) for i, (state, key) in enumerate(states)])
+    fleet = SimulatedFleet()
+    apply_actions(store, fleet, reconcile(wanted, OFFERS, settle(store, fleet, NOW)), NOW)
+    assert held_nodes(store.all()) == Counter({k: n for k, n in wanted.items() if n})
+    assert reconcile(wanted, OFFERS, settle(store, fleet, NOW)).nothing
+    assert not any(one.state is LeaseState.TERMINATING for one in store.all())
+
+
+def test_of_surplus_nodes_the_ones_that_serve_nothing_go_first_then_the_youngest() -> None:
+    leases = [
+        lease(1, LeaseState.READY, minutes=1),
+        lease(2, LeaseState.READY, minutes=3),
+        lease(3, LeaseState.LAUNCHING, minutes=2),
+    ]
+    order = [
+        [one.id for one in reconcile({KEYS[0]: n}, OFFERS, leases).terminate] for n in (2, 1, 0)
+    ]
+    assert order == [
+        ["lease-3"],
+        ["lease-3", "lease-2"],
+        ["lease-3", "lease-2", "lease-1"],
+    ]
+
+
+def test_nodes_become_ready_after_their_own_delay_the_same_every_time() -> None:
+    fleet = SimulatedFleet(startup_minutes=10.0)
+    delays = []
+    for number in range(200):
+        instance, ready_at = fleet.launch(lease(number, LeaseState.PLANNED), NOW)
+        assert fleet.launch(lease(number, LeaseState.PLANNED), NOW) == (instance, ready_at)
+        delays.append((ready_at - NOW).total_seconds() / 60)
+    assert 6.0 <= min(delays) < 7.0
+    assert 13.0 < max(delays) <= 14.0
+    store = MemoryStore()
+    apply_actions(store, fleet, reconcile({KEYS[0]: 1}, OFFERS, []), NOW)
+    assert [one.state for one in settle(store, fleet, NOW)] == [LeaseState.LAUNCHING]
+    later = NOW + timedelta(minutes=15)
+    assert [one.state for one in settle(store, fleet, later)] == [LeaseState.READY]
+
+
+def test_failures_come_at_their_rate_and_leave_a_failed_lease() -> None:
+    store, fleet = MemoryStore(), SimulatedFleet(failure_rate=0.25, seed=3)
+    applied = apply_actions(store, fleet, reconcile({KEYS[0]: 400}, OFFERS, []), NOW)
+    assert 60 <= applied.failed <= 140
+    assert applied.launched == 400 - applied.failed
+    failed = [one for one in store.all() if one.state is LeaseState.FAILED]
+    assert len(failed) == applied.failed
+    assert "no capacity for type-A x1 in d1" in failed[0].reason
+    with pytest.raises(NoCapacityError):
+        SimulatedFleet(failure_rate=1.0).launch(lease(0, LeaseState.PLANNED), NOW)
+
+
+def test_what_an_interrupted_run_began_is_finished_by_the_next() -> None:
+    store = MemoryStore([lease(1, LeaseState.PLANNED), lease(2, LeaseState.TERMINATING)])
+    states = {one.id: one.state for one in settle(store, SimulatedFleet(), NOW)}
+    assert states == {"lease-1": LeaseState.LAUNCHING, "lease-2": LeaseState.TERMINATED}
+
+
+def test_the_store_keeps_leases_and_every_change_as_an_event(tmp_path: Path) -> None:
+    store = SqliteLeaseStore(tmp_path / "leases.sqlite")
+    fleet = SimulatedFleet()
+    apply_actions(store, fleet, reconcile({KEYS[0]: 2, KEYS[1]: 1}, OFFERS, []), NOW)
+    again = SqliteLeaseStore(tmp_path / "leases.sqlite")
+    assert again.all() == store.all()
+    assert held_nodes(again.all()) == {KEYS[0]: 2, KEYS[1]: 1}
+    assert end_all(again, fleet, again.all(), NOW) == 3
+    assert end_all(again, fleet, again.all(), NOW) == 0
+    states = [state for _, state, _ in store.events(store.all()[0].id)]
+    assert states == ["planned", "launching", "terminating", "terminated"]
+
+
+def test_a_damaged_lease_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "leases.sqlite"
+    path.write_bytes(b"no database" * 1000)
+    with pytest.raises(LeaseStoreError, match=r"leases.sqlite is damaged .* move it away"):
+        SqliteLeaseStore(path).all()
+    locked = tmp_path / "locked.sqlite"
+    SqliteLeaseStore(locked).all()
+    with sqlite3.connect(locked) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert SqliteLeaseStore(locked).all() == []  # readers of WAL are never locked out

@@ -1,0 +1,182 @@
+"""Operation in rounds: stable when nothing changes, moved by what pays when something does."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from catalog.store import Catalog
+from planner.leases import LeaseState, held_nodes
+from planner.scenario import ScenarioSpec
+from tasks.inputs import load_inputs
+from tasks.library import build_phase, share_templates
+from tasks.operating import Round, lease_store, operate_once
+from tasks.scenario_file import read_scenario
+from tasks.solving import Solvers
+
+NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
+
+
+def spec(**changes) -> ScenarioSpec:
+    """tiny with some of everything to rent."""
+    base = read_scenario("tiny")
+    stock = base.stock.model_copy(update={"factor": 1.0})
+    return base.model_copy(update={"stock": stock, **changes})
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Catalog:
+    found = Catalog(tmp_path)
+    inputs = load_inputs(found, spec())
+    with Solvers(workers=0) as solvers:
+        for phase in inputs.phases:
+            build_phase(found, phase, solvers)
+    share_templates(found, inputs.phases)
+    return found
+
+
+def run(catalog: Catalog, scenario: ScenarioSpec | None = None, minutes: int = 0) -> Round:
+    chosen = scenario or spec()
+    now = NOW + timedelta(minutes=minutes)
+    return operate_once(catalog, chosen, load_inputs(catalog, chosen), now)
+
+
+def fleet(catalog: Catalog) -> dict:
+    return dict(held_nodes(lease_store(catalog).all()))
+
+
+def reprice(catalog: Catalog, factor_by_type: dict[str, float], minutes: int = 1) -> None:
+    """A newer pull of the whole market, with some prices multiplied."""
+    cases = " ".join(f"WHEN '{name}' THEN {factor}" for name, factor in factor_by_type.items())
+    with catalog.write() as connection:
+        connection.execute(
+            "INSERT INTO offer SELECT observed_at + to_minutes(?), source, cloud, domain, zone, "
+            "instance_type, gpu, gpu_count, market, "
+            f"price_usd_per_hour * CASE instance_type {cases} ELSE 1 END, rejected_because "
+            "FROM offer WHERE observed_at = (SELECT max(observed_at) FROM offer)",
+            [minutes],
+        )
+
+
+def test_a_second_round_with_nothing_changed_changes_nothing(catalog: Catalog) -> None:
+    first = run(catalog)
+    assert first.applied.launched == first.nodes > 0
+    before = lease_store(catalog).all()
+    second = run(catalog, minutes=10)
+    assert second.decision is None
+    assert second.applied.nothing
+    assert second.why == "nothing changed"
+    assert second.cost_usd_per_hour == pytest.approx(first.cost_usd_per_hour)
+    assert [one.id for one in lease_store(catalog).all()] == [one.id for one in before]
+
+
+def test_held_nodes_cost_no_start_up(catalog: Catalog) -> None:
+    first = run(catalog)
+    assert first.decision is not None
+    more = spec(demand_scale=1.001)
+    second = run(catalog, more, minutes=10)
+    assert second.decision is not None
+    assert second.applied.nothing
+    rent = second.decision.coral.cost_usd_per_hour
+    assert second.decision.coral.objective_usd == pytest.approx(rent)
+    assert first.decision.coral.objective_usd == pytest.approx(rent * (1 + 10 / 60))
+
+
+def test_more_demand_adds_only_what_is_missing(catalog: Catalog) -> None:
+    run(catalog)
+    before = {one.id for one in lease_store(catalog).all()}
+    grown = run(catalog, spec(demand_scale=1.6), minutes=10)
+    assert grown.applied.launched > 0
+    kept = {one.id for one in lease_store(catalog).all() if one.state.is_held}
+    assert grown.applied.terminated == len(before - kept)
+    assert sum(fleet(catalog).values()) == grown.nodes
+
+
+def test_a_doubled_price_changes_only_what_pays(catalog: Catalog) -> None:
+    run(catalog, spec(demand_scale=1.6))
+    before = fleet(catalog)
+    dearest = max(before, key=lambda key: before[key])
+    reprice(catalog, {dearest[1]: 2.0})
+    after = run(catalog, spec(demand_scale=1.6), minutes=10)
+    assert after.decision is not None
+    plan = after.decision.coral
+    now = fleet(catalog)
+    moved = {key for key in before.keys() | now.keys() if before.get(key) != now.get(key)}
+    if moved:
+        assert "saves" in after.why
+        assert now.get(dearest, 0) < before[dearest]  # the dearer nodes went, not others
+        kept_cost = sum(
+            2 * one.price_usd_per_hour if one.key == dearest else one.price_usd_per_hour
+            for one in lease_store(catalog).all()
+            if one.created_at == NOW
+        )
+        assert plan.objective_usd < kept_cost
+    reprice(catalog, {dearest[1]: 1.0001}, minutes=2)
+    still = run(catalog, spec(demand_scale=1.6), minutes=20)
+    assert still.applied.nothing  # a price that hardly moves moves nothing
+    assert still.why == "no other plan saves enough to move"
+
+
+def test_a_price_that_pays_for_a_move_moves_the_fleet(catalog: Catalog) -> None:
+    run(catalog)
+    before = fleet(catalog)
+    reprice(catalog, {key[1]: 40.0 for key in before})
+    after = run(catalog, minutes=10)
+    assert "saves" in after.why
+    assert after.applied.terminated == sum(before.values())
+    assert after.applied.launched == after.nodes
+    assert fleet(catalog).keys().isdisjoint(before)
+
+
+def test_a_lost_node_is_replaced(catalog: Catalog) -> None:
+    run(catalog)
+    store = lease_store(catalog)
+    lost = store.all()[0]
+    store.save(lost.to(LeaseState.FAILED, "lost"), NOW)
+    after = run(catalog, minutes=10)
+    assert after.why == "a plan for the fleet as it stands"
+    assert after.applied.launched >= 1
+    assert sum(fleet(catalog).values()) == after.nodes
+
+
+def test_launches_that_fail_are_tried_again_in_the_next_round(catalog: Catalog) -> None:
+    broken = read_scenario("tiny").fleet.model_copy(update={"failure_rate": 1.0})
+    first = run(catalog, spec(fleet=broken))
+    assert first.applied.failed == first.nodes > 0
+    assert fleet(catalog) == {}
+    second = run(catalog, minutes=10)
+    assert second.applied.launched == second.nodes == first.nodes
+
+
+def test_a_reader_of_the_snapshot_meets_no_lock_during_fifty_rounds(catalog: Catalog) -> None:
+    catalog.publish(force=True)
+    stop, errors, seen = threading.Event(), [], []
+
+    def read() -> None:
+        while not stop.is_set():
+            try:
+                _, rows = catalog.query(
+                    "SELECT count(DISTINCT a.decision_id), count(*), "
+                    "count(*) FILTER (WHERE s.allocation_id IS NULL) FROM allocation a "
+                    "LEFT JOIN (SELECT DISTINCT allocation_id FROM allocation_service) s "
+                    "USING (allocation_id)"
+                )
+                seen.append(rows[0])
+            except Exception as error:
+                errors.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for number in range(50):
+        run(catalog, spec(demand_scale=1.0 + 0.01 * (number % 7)), minutes=number)
+        catalog.publish(force=True)
+    stop.set()
+    reader.join()
+    assert errors == []
+    assert len(seen) > 50
+    assert all(plans == 2 * decisions for decisions, plans, _ in seen)  # both plans or none
+    assert all(without_services == 0 for *_, without_services in seen)
+    assert [row[0] for row in seen] == sorted(row[0] for row in seen)
