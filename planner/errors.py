@@ -30,7 +30,7 @@ class UnknownNameError(InputError):
     """A name that the catalog does not have; suggests the nearest ones that it has."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], where: str = "") -> None:
-        options = sorted(set(known))
+        options = sorted({str(option) for option in known})
         near = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
         if not near:  # a bare GPU or model name inside a longer one: 'H100' in 'H100 x8'
             near = [option for option in options if name.lower() in option.lower()][:1]

@@ -84,6 +84,64 @@ def test_sql_reads_the_snapshot(tiny_home: Path) -> None:
     assert "tokens_per_usd" in shown.stdout
 
 
+def test_library_show_filters_and_sorts(tiny_home: Path) -> None:
+    done = run(
+        "library", "show", "--gpu", "L40S", "--sort", "usd_per_hour", "--json", home=tiny_home
+    )
+    answer = json.loads(done.stdout)
+    rows = [dict(zip(answer["columns"], row, strict=True)) for row in answer["rows"]]
+    assert rows
+    assert all("L40S x1" in row["placement"] for row in rows)
+    costs = [row["usd_per_hour"] for row in rows]
+    assert costs == sorted(costs)
+    one = run(
+        "library", "show", "--phase", "decode", "--nodes", "2", "--limit", "1", home=tiny_home
+    )
+    assert "1 rows" in one.stdout
+    for option, value, message in (
+        ("--workload", "Qwen3-15B", "unknown workload 'Qwen3-15B'; did you mean 'Qwen3-14B'?"),
+        ("--gpu", "L40", "unknown GPU 'L40'; did you mean 'L40S'?"),
+        ("--phase", "decod", "unknown phase 'decod'; did you mean 'decode'?"),
+        ("--sort", "price", "unknown sort key 'price'"),
+    ):
+        refused = run("library", "show", option, value, home=tiny_home)
+        assert refused.returncode == 2
+        assert message in refused.stderr
+
+
+def test_explain_says_what_binds_in_the_latest_plan(tiny_home: Path) -> None:
+    done = run("explain", "--scenario", "tiny", home=tiny_home)
+    assert "What binds:" in done.stdout
+    assert "H100 x1 (p5.4xlarge) in aws:us-east-1: all 1 used" in done.stdout
+    found = json.loads(run("explain", "-s", "tiny", "--json", home=tiny_home).stdout)
+    assert found["binding"][0]["kind"] == "stock"
+    assert found["services"][0]["workload"] == "Qwen3-14B"
+    none = run("explain", "--scenario", "core", home=tiny_home)
+    assert none.returncode == 2
+    assert "nothing was planned yet for scenario 'core'; run `coral allocate`" in none.stderr
+
+
+def test_operate_moves_a_fleet_that_can_be_listed_and_ended(tiny_home: Path) -> None:
+    first = json.loads(run("operate", "-s", "tiny", "--json", home=tiny_home).stdout)
+    assert first["launched"] == first["nodes"] > 0
+    second = run("operate", "-s", "tiny", home=tiny_home)
+    assert second.stdout.startswith("Nothing changed.")
+    listed = json.loads(run("fleet", "list", "--json", home=tiny_home).stdout)
+    assert len(listed["rows"]) == first["nodes"]
+    assert {row[1] for row in listed["rows"]} == {"launching"}
+    down = run("down", "--yes", "--json", home=tiny_home)
+    assert json.loads(down.stdout) == {"terminated": first["nodes"]}
+    assert json.loads(run("fleet", "list", "--json", home=tiny_home).stdout)["rows"] == []
+    (tiny_home / "leases.sqlite").write_text("damaged" * 1000)
+    broken = run("fleet", "list", home=tiny_home)
+    assert broken.returncode == 2
+    assert "leases.sqlite is damaged or locked" in broken.stderr
+
+
+def test_down_asks_before_it_ends_anything(tmp_path: Path) -> None:
+    assert run("down", home=tmp_path).stdout == "0 nodes terminated.\n"
+
+
 TINY = Path("examples/tiny.yaml").read_text()
 
 
@@ -188,7 +246,9 @@ def stored(home: Path) -> int:
 
 
 def test_help_explains_every_command() -> None:
-    for arguments in ([], ["quickstart"], ["library"], ["library", "build"], ["allocate"], ["sql"]):
+    commands = "quickstart,library,library build,library show,allocate,explain,operate,fleet list"
+    for name in ["", *commands.split(","), "down", "sql"]:
+        arguments = name.split()
         done = run(*arguments, "--help")
         assert done.returncode == 0
         assert len(done.stdout) > 200
@@ -199,7 +259,8 @@ def test_every_command_is_documented(repository: Path) -> None:
     readme = (repository / "README.md").read_text() + (
         repository / "docs" / "operations.md"
     ).read_text()
-    for command in ("quickstart", "library build", "allocate", "sql"):
+    commands = "quickstart,library build,library show,allocate,explain,operate,fleet list,down,sql"
+    for command in commands.split(","):
         assert f"coral {command}" in readme, command
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from prefect.client.orchestration import get_client
 from prefect.testing.utilities import prefect_test_harness
 
 from flows.allocate import allocate
 from flows.build_library import build_library
+from flows.operate import operate
 from flows.quickstart import quickstart
 from planner.errors import NoTemplateError, UnknownNameError
 from tasks import progress
@@ -33,6 +35,12 @@ def test_the_main_path_and_its_parts(harness, tmp_path: Path) -> None:
     assert all(phase.solved == 0 for phase in result.library.phases)
     assert result.allocation.decision.coral.served_share == 1.0
     assert Path(result.allocation.database).exists()
+    with get_client(sync_client=True) as client:
+        keys = {artifact.key for artifact in client.read_artifacts()}
+    assert {"coral-tiny-plan", "coral-tiny-cost", "coral-tiny-report"} <= keys
+    moved = operate("tiny", home)
+    assert moved.applied.launched == moved.nodes > 0
+    assert operate("tiny", home).why == "nothing changed"
 
 
 def test_errors_pass_through_a_flow_unchanged(harness, tmp_path: Path) -> None:
