@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
+from planner.allocation.options import ServiceRules
 from planner.allocation.plan import Binding, Plan, PlannedReplicas
 from planner.types import Market, Provenance, Template
 
@@ -112,6 +113,8 @@ def print_plan(result: AllocationResult) -> None:
         )
     console.print(table)
     _print_services(console, plan)
+    for line in describe_rules(scenario.rules, plan):
+        console.print(line)
     _print_cost(console, result)
     _print_binding(console, result)
     _print_sources(console, result)
@@ -198,6 +201,21 @@ def print_round(result: Round) -> None:
         failed = f", {applied.failed} failed to launch" if applied.failed else ""
         console.print(f"{applied.launched} launched{failed}, {applied.terminated} terminated.")
     console.print(f"{result.nodes} nodes in the plan, ${result.cost_usd_per_hour:.2f}/h.")
+
+
+def describe_rules(rules: Mapping[str, ServiceRules], plan: Plan) -> list[str]:
+    """What the scenario asks of single workloads, where that shapes the plan in no limit's row."""
+    lines = [
+        f"{name} may be served only in {', '.join(sorted(rule.domains))}."
+        for name, rule in sorted(rules.items())
+        if rule.domains is not None
+    ]
+    if plan.egress_usd_per_hour > 0:
+        lines.append(
+            f"Traffic that leaves for its origin costs ${plan.egress_usd_per_hour:.2f}/h of egress "
+            "besides."
+        )
+    return lines
 
 
 def print_rows(columns: Sequence[str], rows: Sequence[tuple[object, ...]]) -> None:

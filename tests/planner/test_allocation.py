@@ -12,7 +12,7 @@ from hypothesis import Phase as HypothesisPhase
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coral.render import describe_binding
+from coral.render import describe_binding, describe_rules
 from planner.allocation.check import PlanCheckError, check_plan
 from planner.allocation.options import AllocationOptions, Quota, ServiceRules
 from planner.allocation.problem import (
@@ -399,10 +399,11 @@ def test_spread_binds_and_is_explained() -> None:
     assert found.worth > 0
 
 
-def test_allowed_domains_bind() -> None:
+def test_allowed_domains_bind_and_are_explained() -> None:
     rules = {"chat": ServiceRules(domains=frozenset({"d2"}))}
     plan = plan_allocation(two_domains(rules=rules))
     assert nodes_by(plan, lambda o: o.domain) == {"d2": 4}
+    assert describe_rules(rules, plan) == ["chat may be served only in d2."]
     nowhere = {"chat": ServiceRules(domains=frozenset({"d3"}))}
     assert plan_allocation(two_domains(rules=nowhere)).served_share == 0.0
 
@@ -452,6 +453,9 @@ def test_egress_moves_the_load_and_is_paid() -> None:
     assert nodes_by(plan, lambda o: o.domain) == {"d1": 4}
     gib_per_hour = 4.0 * 3600 * (5e5 + 100) * 4 / 2**30
     assert plan.egress_usd_per_hour == pytest.approx(0.01 * gib_per_hour, rel=1e-3)
+    assert describe_rules(rules, plan) == [
+        "Traffic that leaves for its origin costs $0.27/h of egress besides."
+    ]
     assert plan.objective_usd == pytest.approx(4.0 * (1 + 10 / 60) + plan.egress_usd_per_hour)
 
 
