@@ -122,7 +122,8 @@ def m002_decisions(connection: duckdb.DuckDBPyConnection) -> None:
             templates INTEGER NOT NULL, cost_usd_per_hour DOUBLE NOT NULL,
             objective_usd DOUBLE NOT NULL, bound_usd DOUBLE NOT NULL, gap DOUBLE NOT NULL,
             proven BOOLEAN NOT NULL, solve_s DOUBLE NOT NULL, served_share DOUBLE NOT NULL,
-            stock_note TEXT NOT NULL, fingerprint TEXT NOT NULL);
+            stock_note TEXT NOT NULL, fingerprint TEXT NOT NULL,
+            applied BOOLEAN NOT NULL);
         CREATE TABLE allocation_nodes (
             allocation_id TEXT NOT NULL, domain TEXT NOT NULL, zone TEXT,
             instance_type TEXT NOT NULL, node_class TEXT NOT NULL, market TEXT NOT NULL,

@@ -259,7 +259,7 @@ def read_latest_plan(connection: duckdb.DuckDBPyConnection, scenario: str) -> St
     """The plan that the fleet of a scenario was last brought to; None before the first."""
     rows = connection.execute(
         "SELECT allocation_id, decision_id, fingerprint FROM allocation "
-        "WHERE scenario = ? AND planner = 'coral' ORDER BY created_at DESC LIMIT 1",
+        "WHERE scenario = ? AND applied ORDER BY created_at DESC LIMIT 1",
         [scenario],
     ).fetchall()
     if not rows:

@@ -153,8 +153,12 @@ def write_decision(
     workloads: Sequence[Workload],
     plans: Sequence[AllocationRow],
     now: datetime,
+    applied: bool,
 ) -> None:
-    """Append one decision: what was asked for and every plan made for it."""
+    """Append one decision: what was asked for and every plan made for it.
+
+    `applied` says that the fleet follows the first of the plans.
+    """
     _insert(
         connection,
         "INSERT INTO workload (decision_id, observed_at, scenario, workload, model, dtype, "
@@ -167,8 +171,8 @@ def write_decision(
             for w in workloads
         ],
     )  # fmt: skip
-    for row in plans:
-        _write_allocation(connection, decision_id, scenario, row, now)
+    for index, row in enumerate(plans):
+        _write_allocation(connection, decision_id, scenario, row, now, applied and index == 0)
 
 
 def _write_allocation(
@@ -177,15 +181,17 @@ def _write_allocation(
     scenario: str,
     row: AllocationRow,
     now: datetime,
+    applied: bool,
 ) -> None:
     connection.execute(
         "INSERT INTO allocation (allocation_id, decision_id, created_at, scenario, planner, "
         "templates, cost_usd_per_hour, objective_usd, bound_usd, gap, proven, solve_s, "
-        "served_share, stock_note, fingerprint) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "served_share, stock_note, fingerprint, applied) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [row.allocation_id, decision_id, now, scenario, row.planner, row.templates,
          row.cost_usd_per_hour, row.objective_usd, row.bound_usd, row.gap, row.proven,
-         row.solve_s, row.served_share, row.stock_note, row.fingerprint],
+         row.solve_s, row.served_share, row.stock_note, row.fingerprint,
+         applied],
     )  # fmt: skip
     for table, values in (
         ("allocation_nodes", row.nodes),

@@ -200,7 +200,7 @@ def print_round(result: Round) -> None:
     if not applied.nothing:
         failed = f", {applied.failed} failed to launch" if applied.failed else ""
         console.print(f"{applied.launched} launched{failed}, {applied.terminated} terminated.")
-    console.print(f"{result.nodes} nodes in the plan, ${result.cost_usd_per_hour:.2f}/h.")
+    console.print(f"{result.nodes} nodes held, ${result.cost_usd_per_hour:.2f}/h.")
 
 
 def describe_rules(rules: Mapping[str, ServiceRules], plan: Plan) -> list[str]:

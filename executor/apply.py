@@ -26,25 +26,39 @@ class Applied:
 
 
 def apply_actions(
-    store: LeaseStore, fleet: SimulatedFleet, actions: Actions, now: datetime
+    store: LeaseStore,
+    fleet: SimulatedFleet,
+    actions: Actions,
+    now: datetime,
+    scenario: str = "",
 ) -> Applied:
-    """Launch and terminate. Killed anywhere, the next run finishes what was begun."""
-    failed = sum(not _launch(store, fleet, offer, now) for offer in actions.launch)
+    """Launch, then terminate. Killed anywhere, the next run finishes what was begun.
+
+    While a launch fails nothing is terminated: what leaves may be all that serves.
+    """
+    failed = sum(not _launch(store, fleet, offer, now, scenario) for offer in actions.launch)
+    if failed:
+        return Applied(len(actions.launch) - failed, failed, 0)
     for lease in actions.terminate:
         end_lease(store, fleet, lease, now, "not in the plan")
     return Applied(len(actions.launch) - failed, failed, len(actions.terminate))
 
 
-def settle(store: LeaseStore, fleet: SimulatedFleet, now: datetime) -> list[Lease]:
-    """Bring leases up to what the cloud says now, and finish what an interrupted run began."""
-    for lease in store.all():
+def settle(
+    store: LeaseStore, fleet: SimulatedFleet, now: datetime, scenario: str | None = None
+) -> list[Lease]:
+    """Bring leases up to what the cloud says now, and finish what an interrupted run began.
+
+    Returns the scenario's leases, or all without one.
+    """
+    for lease in _of(store, scenario):
         if lease.state is LeaseState.PLANNED:
             _request(store, fleet, lease, now)
         elif lease.state is LeaseState.LAUNCHING and lease.ready_at and lease.ready_at <= now:
             store.save(lease.to(LeaseState.READY), now)
         elif lease.state is LeaseState.TERMINATING:
             end_lease(store, fleet, lease, now, lease.reason)
-    return store.all()
+    return _of(store, scenario)
 
 
 def end_lease(
@@ -67,7 +81,9 @@ def end_all(
     return len(running)
 
 
-def _launch(store: LeaseStore, fleet: SimulatedFleet, offer: Offer, now: datetime) -> bool:
+def _launch(
+    store: LeaseStore, fleet: SimulatedFleet, offer: Offer, now: datetime, scenario: str
+) -> bool:
     lease = Lease(
         id=uuid.uuid4().hex,
         domain=offer.domain,
@@ -78,6 +94,7 @@ def _launch(store: LeaseStore, fleet: SimulatedFleet, offer: Offer, now: datetim
         state=LeaseState.PLANNED,
         created_at=now,
         zone=offer.zone,
+        scenario=scenario,
     )
     store.save(lease, now)
     return _request(store, fleet, lease, now)
@@ -92,3 +109,7 @@ def _request(store: LeaseStore, fleet: SimulatedFleet, lease: Lease, now: dateti
     launching = lease.to(LeaseState.LAUNCHING, instance_id=instance_id, ready_at=ready_at)
     store.save(launching, now)
     return True
+
+
+def _of(store: LeaseStore, scenario: str | None) -> list[Lease]:
+    return [lease for lease in store.all() if scenario in {None, lease.scenario}]

@@ -16,7 +16,7 @@ from planner.types import Market
 BUSY_TIMEOUT_S = 10.0
 COLUMNS = (
     "id, domain, instance_type, node_class, market, price_usd_per_hour, state, created_at, zone, "
-    "instance_id, ready_at, ended_at, reason"
+    "instance_id, ready_at, ended_at, reason, scenario"
 )
 
 
@@ -44,6 +44,7 @@ class SqliteLeaseStore:
             lease.id, lease.domain, lease.instance_type, lease.node_class, lease.market.value,
             lease.price_usd_per_hour, lease.state.value, lease.created_at.isoformat(), lease.zone,
             lease.instance_id, _text(lease.ready_at), _text(lease.ended_at), lease.reason,
+            lease.scenario,
         )  # fmt: skip
         with self._connect() as connection:
             marks = ", ".join("?" * len(values))
@@ -77,7 +78,7 @@ class SqliteLeaseStore:
                     node_class TEXT NOT NULL, market TEXT NOT NULL,
                     price_usd_per_hour REAL NOT NULL, state TEXT NOT NULL,
                     created_at TEXT NOT NULL, zone TEXT, instance_id TEXT, ready_at TEXT,
-                    ended_at TEXT, reason TEXT NOT NULL);
+                    ended_at TEXT, reason TEXT NOT NULL, scenario TEXT NOT NULL);
                 CREATE TABLE IF NOT EXISTS lease_event (
                     lease_id TEXT NOT NULL, at TEXT NOT NULL, state TEXT NOT NULL,
                     reason TEXT NOT NULL);
@@ -95,9 +96,22 @@ class SqliteLeaseStore:
 
 
 def _lease(row: tuple[object, ...]) -> Lease:
-    (key, domain, kind, node, market, price, state, created, zone, instance, ready, ended, why) = (
-        row
-    )
+    (
+        key,
+        domain,
+        kind,
+        node,
+        market,
+        price,
+        state,
+        created,
+        zone,
+        instance,
+        ready,
+        ended,
+        why,
+        whose,
+    ) = row
     return Lease(
         id=str(key),
         domain=str(domain),
@@ -112,6 +126,7 @@ def _lease(row: tuple[object, ...]) -> Lease:
         ready_at=_time(ready),
         ended_at=_time(ended),
         reason=str(why),
+        scenario=str(whose),
     )
 
 

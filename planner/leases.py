@@ -54,6 +54,7 @@ class Lease:
     ready_at: datetime | None = None
     ended_at: datetime | None = None
     reason: str = ""
+    scenario: str = ""  # whose plan it serves
 
     @property
     def key(self) -> LeaseKey:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from prefect import task
@@ -71,25 +72,37 @@ decide_task = task(name="allocate", cache_policy=NO_CACHE)(decide)
 
 
 def conclude(
-    catalog: Catalog, inputs: Inputs, data: AllocationInput, coral: Plan, homo: Plan
+    catalog: Catalog,
+    inputs: Inputs,
+    data: AllocationInput,
+    coral: Plan,
+    homo: Plan,
+    *,
+    applied: bool = False,
 ) -> Decision:
-    """Write the report of two plans and record them."""
+    """Write the report of two plans and record them; `applied` where the fleet follows."""
     now, key = datetime.now(UTC), uuid.uuid4().hex
     folder = catalog.home / "reports"
     decision = Decision(coral, homo, len(data.templates), key, folder / f"{key}.html")
     write_report(decision.report, inputs, decision, data.templates, now)
-    record(catalog, inputs.scenario, decision, fingerprint(data))
+    record(catalog, inputs.scenario, decision, fingerprint(data), applied)
     return decision
 
 
 def fingerprint(data: AllocationInput) -> str:
     """Content hash of an allocation's input, held nodes apart: equal means nothing changed."""
-    parts = [data.workloads, data.offers, data.settings, data.options, sorted(data.rules.items())]
+    rules = [
+        (name, rule.domains and sorted(rule.domains), replace(rule, domains=None))
+        for name, rule in sorted(data.rules.items())
+    ]  # a set prints in another order in every process
+    parts = [data.workloads, data.offers, data.settings, data.options, rules]
     parts.append([(template.id, sorted(template.serves.items())) for template in data.templates])
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
-def record(catalog: Catalog, scenario: Scenario, decision: Decision, mark: str) -> None:
+def record(
+    catalog: Catalog, scenario: Scenario, decision: Decision, mark: str, applied: bool
+) -> None:
     """Append both plans of a decision in one transaction."""
     plans = [
         _row(scenario, key, planner, decision.templates, plan, mark)
@@ -106,6 +119,7 @@ def record(catalog: Catalog, scenario: Scenario, decision: Decision, mark: str) 
             scenario.workloads,
             plans,
             datetime.now(UTC),
+            applied,
         )
 
 

@@ -6,19 +6,23 @@ from datetime import UTC, datetime
 
 from executor.apply import end_all, settle
 from executor.simulated import SimulatedFleet
+from planner.leases import LeaseState
 from tasks.home import open_catalog
-from tasks.operating import lease_store
+from tasks.operating import fleet_lock, lease_store
 
 COLUMNS = ["lease", "state", "domain", "market", "instance type", "node class", "$/h", "ready at"]
 
 
 def list_fleet(home: str | None) -> tuple[list[str], list[tuple[object, ...]]]:
-    """Nodes that are not over, settled to now, oldest first."""
-    leases = settle(lease_store(open_catalog(home)), SimulatedFleet(), datetime.now(UTC))
+    """Nodes that are not over, as of now, oldest first. Only `operate` and `down` write."""
+    now = datetime.now(UTC)
+    leases = lease_store(open_catalog(home)).all()
     return COLUMNS, [
         (
             lease.id[:8],
-            lease.state.value,
+            LeaseState.READY.value
+            if lease.ready_at and lease.ready_at <= now and lease.state is LeaseState.LAUNCHING
+            else lease.state.value,
             lease.domain,
             lease.market.value,
             lease.instance_type,
@@ -39,5 +43,7 @@ def count_running(home: str | None) -> int:
 
 def end_fleet(home: str | None) -> int:
     """Terminate every node; how many there were."""
-    store = lease_store(open_catalog(home))
-    return end_all(store, SimulatedFleet(), store.all(), datetime.now(UTC))
+    catalog, fleet, now = open_catalog(home), SimulatedFleet(), datetime.now(UTC)
+    with fleet_lock(catalog):
+        store = lease_store(catalog)
+        return end_all(store, fleet, settle(store, fleet, now), now)

@@ -94,6 +94,7 @@ def cost_by_workload(plan: Plan) -> dict[str, float]:
         )
         serves = planned.template.serves
         times = {name: rps / serves[name] for name, rps in planned.load_rps.items()}
+        times = times or {planned.template.workload: 1.0}  # idle, but rented for it
         for name, time in times.items():
             costs[name] += rent * time / sum(times.values())
     return costs

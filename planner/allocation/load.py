@@ -14,7 +14,8 @@ from planner.allocation.problem import AllocationInput, LoadKey
 from planner.solver import require_feasible, solve
 from planner.types import DISAGGREGATED, Phase
 
-SHORTFALL_WEIGHT = 1e3  # one unserved share of a demand outweighs any imbalance
+SHORTFALL_WEIGHT = 1e6  # an unserved share of the demand outweighs any egress
+EGRESS_WEIGHT = 1e2  # a cent of egress per hour outweighs any imbalance
 NEGLIGIBLE = 1e-9
 
 
@@ -30,7 +31,7 @@ class SharedLoad:
 def share_load(data: AllocationInput, counts: Mapping[tuple[int, str], int]) -> SharedLoad:
     """Serve as much as these replicas can, each as busy as the others where possible.
 
-    Minimise   1000 sum weight short[w] / weighted demand + u + egress share
+    Minimise   1e6 sum weight short[w] / weighted demand + 100 egress (USD/hour) + u
     Such that  sum over w of z[w, t, r] / T[t, w] <= u x[t, r], u <= 1      (A4)
                z prefill = z decode = q, served + short = demand           (A5, A6)
                q + aggregated z of (w, r) <= share x demand[w]             (A9)
@@ -77,7 +78,7 @@ def share_load(data: AllocationInput, counts: Mapping[tuple[int, str], int]) -> 
         served[workload.name] = pulp.lpSum(places)
         problem += served[workload.name] + missing == workload.demand_rps, f"A6_{number}"
     weight = SHORTFALL_WEIGHT / max(data.weighted_demand, NEGLIGIBLE)
-    problem += weight * pulp.lpSum(short) + busiest + pulp.lpSum(egress)
+    problem += weight * pulp.lpSum(short) + EGRESS_WEIGHT * pulp.lpSum(egress) + busiest
     require_feasible(problem, solve(problem, relax=True))
     return SharedLoad(
         {key: rps for key, v in load.items() if (rps := v.value() or 0.0) > NEGLIGIBLE},

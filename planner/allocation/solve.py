@@ -75,6 +75,7 @@ def plan_allocation(
     short = steps.shortfall.objective > SHORTFALL_TOLERANCE * max(1.0, data.weighted_demand)
     worth = _worth(allocation, data, short)
     plan = _plan(data, counts, nodes, _binding(allocation, used, worth), steps, clock() - started)
+    plan = replace(plan, objective_usd=objective_usd(data, plan))
     check_plan(data, plan)
     return plan
 
@@ -105,6 +106,18 @@ def keep_running(
     except PlanCheckError:  # less stock, a new quota, a domain no longer allowed
         return None
     return kept
+
+
+def binding_limits(data: AllocationInput, plan: Plan) -> tuple[Binding, ...]:
+    """What binds in a plan that was not solved for just now."""
+    allocation = build_allocation(data, enforce_least_served=False)
+    _set_values(allocation, data, plan)
+    used = {name: _used(allocation, name) for name in allocation.limits}
+    tolerance = SHORTFALL_TOLERANCE * max(1.0, data.weighted_demand)
+    limit = plan.weighted_shortfall + tolerance
+    allocation.problem += allocation.shortfall <= limit, "scarcity_least_shortfall"
+    allocation.problem.setObjective(allocation.cost)
+    return _binding(allocation, used, _worth(allocation, data, limit > 2 * tolerance))
 
 
 def objective_usd(data: AllocationInput, plan: Plan) -> float:

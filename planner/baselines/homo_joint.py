@@ -8,42 +8,58 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from planner.allocation.check import PlanCheckError, check_plan
 from planner.allocation.plan import Plan
 from planner.allocation.problem import AllocationInput
-from planner.allocation.solve import plan_allocation
+from planner.allocation.solve import binding_limits, plan_allocation
 
 
 def plan_homo_joint(data: AllocationInput) -> Plan:
     """The cheapest plan whose every replica runs on nodes of one class.
 
-    A workload that no single class can serve stays short, as it would be with such a planner.
+    A workload that no single class can serve stays short, as it would be with such a planner, also
+    where the scenario asks for a least served share.
     """
     pure = tuple(template for template in data.templates if template.is_homogeneous)
-    return plan_allocation(replace(data, templates=pure))
+    lenient = {name: replace(rule, least_served=0.0) for name, rule in data.rules.items()}
+    return plan_allocation(replace(data, templates=pure, rules=lenient))
 
 
-def plan_never_worse(data: AllocationInput, homo: Plan) -> Plan:
-    """Coral's plan, started from Homo-joint's; Homo-joint's where Coral's would be worse.
+def plan_never_worse(data: AllocationInput, other: Plan) -> Plan:
+    """Coral's plan, started from another plan; that one where Coral's would be worse.
 
-    Both are plans of Coral's program, so Coral's bound holds for either. The time is that of
-    both, since one starts from the other.
+    `other` (Homo-joint's, or what runs) is a plan of Coral's program unless it breaks a least
+    served share; Coral's bound then holds for it too. The time is that of both, since one starts
+    from the other.
     """
-    coral = plan_allocation(data, start=homo)
-    coral = replace(coral, solve_s=coral.solve_s + homo.solve_s)
-    if better_of(coral, homo) is coral:
+    allowed = _is_plan_of(data, other)
+    coral = plan_allocation(data, start=other if allowed else None)
+    coral = replace(coral, solve_s=coral.solve_s + other.solve_s)
+    if not allowed or better_of(coral, other) is coral:
         return coral
-    spare = max(0.0, homo.objective_usd - coral.bound_usd)
-    gap = spare / homo.objective_usd if homo.objective_usd else 0.0
+    return with_bound_of(data, other, coral)
+
+
+def with_bound_of(data: AllocationInput, plan: Plan, solved: Plan) -> Plan:
+    """A plan of the same program with what the solve of another one proved."""
+    spare = max(0.0, plan.objective_usd - solved.bound_usd)
+    gap = spare / plan.objective_usd if plan.objective_usd else 0.0
     return replace(
-        coral,
-        replicas=homo.replicas,
-        nodes=homo.nodes,
-        services=homo.services,
-        cost_usd_per_hour=homo.cost_usd_per_hour,
-        egress_usd_per_hour=homo.egress_usd_per_hour,
-        objective_usd=homo.objective_usd,
-        gap=max(gap, coral.gap),
+        plan,
+        binding=binding_limits(data, plan),
+        bound_usd=solved.bound_usd,
+        gap=gap,
+        proven=solved.proven and gap <= data.settings.relative_gap,
+        solve_s=solved.solve_s,
     )
+
+
+def _is_plan_of(data: AllocationInput, plan: Plan) -> bool:
+    try:
+        check_plan(data, plan)
+    except PlanCheckError:
+        return False
+    return True
 
 
 def better_of(mine: Plan, other: Plan) -> Plan:

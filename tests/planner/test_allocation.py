@@ -22,7 +22,7 @@ from planner.allocation.problem import (
     node_key,
 )
 from planner.allocation.solve import keep_running, plan_allocation
-from planner.baselines.homo_joint import plan_homo_joint, plan_never_worse
+from planner.baselines.homo_joint import plan_homo_joint, plan_never_worse, with_bound_of
 from planner.errors import LeastServedError, MarketError, NoTemplateError
 from planner.types import Market, Offer, Phase
 from tests.builders import offer, template, workload
@@ -494,3 +494,29 @@ def test_the_plan_check_knows_the_options() -> None:
     ):
         with pytest.raises(PlanCheckError, match=label):
             check_plan(replace(data, **changes), plan)
+
+
+def test_homo_joint_falls_short_where_only_mixed_replicas_keep_a_least_served_share() -> None:
+    data = AllocationInput.of(
+        [workload("chat", 3.0)],
+        [
+            template("m", AGG, {"A x1": 1, "B x1": 1}, 1.0),
+            template("a", AGG, {"A x1": 1}, 0.4),
+        ],
+        [offer("d1", "A x1", 2.0, 3), offer("d1", "B x1", 1.0, 3)],
+        settings=EXACT,
+        rules={"chat": ServiceRules(least_served=1.0)},
+    )
+    homo = plan_homo_joint(data)
+    assert homo.services[0].served_rps == pytest.approx(1.2)
+    assert plan_never_worse(data, homo).served_share == 1.0
+
+
+def test_a_plan_that_is_kept_says_what_binds_in_it() -> None:
+    data = simple(workloads=[workload("chat", 9.0)])
+    solved = plan_allocation(data)
+    kept = with_bound_of(data, replace(solved, binding=()), solved)
+    assert [b.limit.text for b in kept.binding] == [b.limit.text for b in solved.binding]
+    assert [b.used for b in kept.binding] == [b.used for b in solved.binding]
+    assert [b.worth_unit for b in kept.binding] == [b.worth_unit for b in solved.binding]
+    assert kept.bound_usd == solved.bound_usd

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,9 +14,10 @@ import pytest
 from catalog.store import Catalog
 from planner.leases import LeaseState, held_nodes
 from planner.scenario import ScenarioSpec
+from tasks.allocation import decide
 from tasks.inputs import load_inputs
 from tasks.library import build_phase, share_templates
-from tasks.operating import Round, lease_store, operate_once
+from tasks.operating import FleetBusyError, Round, fleet_lock, lease_store, operate_once
 from tasks.scenario_file import read_scenario
 from tasks.solving import Solvers
 
@@ -137,7 +141,8 @@ def test_a_lost_node_is_replaced(catalog: Catalog) -> None:
     lost = store.all()[0]
     store.save(lost.to(LeaseState.FAILED, "lost"), NOW)
     after = run(catalog, minutes=10)
-    assert after.why == "a plan for the fleet as it stands"
+    assert after.decision is None
+    assert after.why == "nothing changed but the fleet, which goes back to its plan"
     assert after.applied.launched >= 1
     assert sum(fleet(catalog).values()) == after.nodes
 
@@ -145,10 +150,66 @@ def test_a_lost_node_is_replaced(catalog: Catalog) -> None:
 def test_launches_that_fail_are_tried_again_in_the_next_round(catalog: Catalog) -> None:
     broken = read_scenario("tiny").fleet.model_copy(update={"failure_rate": 1.0})
     first = run(catalog, spec(fleet=broken))
-    assert first.applied.failed == first.nodes > 0
+    assert first.applied.failed > 0
+    assert first.nodes == 0
     assert fleet(catalog) == {}
     second = run(catalog, minutes=10)
-    assert second.applied.launched == second.nodes == first.nodes
+    assert second.applied.launched == second.nodes == first.applied.failed
+
+
+def test_nothing_is_terminated_while_its_replacement_fails(catalog: Catalog) -> None:
+    run(catalog)
+    before = fleet(catalog)
+    reprice(catalog, {key[1]: 40.0 for key in before})
+    broken = read_scenario("tiny").fleet.model_copy(update={"failure_rate": 1.0})
+    after = run(catalog, spec(fleet=broken), minutes=10)
+    assert after.applied.failed > 0
+    assert after.applied.terminated == 0
+    assert fleet(catalog) == before
+
+
+def test_another_scenario_of_the_same_home_keeps_its_own_nodes(catalog: Catalog) -> None:
+    run(catalog)
+    mine = [one.id for one in lease_store(catalog).all()]
+    other = run(catalog, spec(name="other"), minutes=10)
+    assert other.applied.launched == other.nodes > 0
+    assert other.applied.terminated == 0
+    assert run(catalog, minutes=20).applied.nothing
+    assert {one.id for one in lease_store(catalog).all()} > set(mine)
+
+
+def test_an_allocation_that_was_not_applied_does_not_confuse_the_fleet(catalog: Catalog) -> None:
+    run(catalog)
+    decide(catalog, load_inputs(catalog, spec(demand_scale=3.0)))
+    assert run(catalog, minutes=10).applied.nothing
+
+
+def test_one_round_at_a_time(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.operating.LOCK_PATIENCE_S", 0.1)
+    with fleet_lock(catalog), pytest.raises(FleetBusyError, match="is moving the fleet of"):
+        run(catalog)
+
+
+def test_equal_inputs_have_equal_fingerprints_in_every_process(catalog: Catalog) -> None:
+    code = (
+        "from dataclasses import replace\n"
+        "from planner.allocation.options import ServiceRules\n"
+        "from tasks.allocation import fingerprint\n"
+        "from tests.planner.test_allocation import two_domains\n"
+        "rules = {'chat': ServiceRules(domains=frozenset({'d1', 'd2', 'd3', 'd4'}))}\n"
+        "print(fingerprint(two_domains(rules=rules)))\n"
+    )
+    marks = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "1", "2")
+    }
+    assert len(marks) == 1
 
 
 def test_a_reader_of_the_snapshot_meets_no_lock_during_fifty_rounds(catalog: Catalog) -> None:
