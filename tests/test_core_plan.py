@@ -222,7 +222,8 @@ def test_the_decision_is_in_the_catalog(core: tuple[Catalog, Inputs], decision) 
     catalog, _ = core
     catalog.publish(force=True)
     _, rows = catalog.query(
-        "SELECT planner, cost_usd_per_hour, served_share FROM allocation_history ORDER BY planner"
+        "SELECT planner, cost_usd_per_hour, served_share FROM allocation_history "
+        f"WHERE decision_id = '{decision.decision_id}' ORDER BY planner"
     )
     assert [row[0] for row in rows] == ["coral", "homo-joint"]
     assert rows[0][1] == pytest.approx(decision.coral.cost_usd_per_hour)
