@@ -104,7 +104,7 @@ def reconcile(
     surplus: list[Lease] = []
     for key in sorted(held):
         mine = [lease for lease in leases if lease.key == key and lease.state.is_held]
-        mine.sort(key=lambda lease: (lease.state is LeaseState.READY, lease.id))
+        mine.sort(key=lambda lease: lease.id)
         mine.sort(key=lambda lease: lease.created_at, reverse=True)
         mine.sort(key=lambda lease: lease.state is LeaseState.READY)
         surplus += mine[: max(0, held[key] - wanted.get(key, 0))]
