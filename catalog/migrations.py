@@ -183,7 +183,18 @@ def m003_views(connection: duckdb.DuckDBPyConnection) -> None:
     )
 
 
-MIGRATIONS: tuple[Migration, ...] = (m001_seed_tables, m002_decisions, m003_views)
+def m004_searches(connection: duckdb.DuckDBPyConnection) -> None:
+    """Solvers search with programs of any kind, not only ILPs."""
+    connection.execute("ALTER TABLE solution RENAME COLUMN ilps TO searches")
+    connection.execute("ALTER TABLE library_build ADD COLUMN searched INTEGER")
+
+
+MIGRATIONS: tuple[Migration, ...] = (
+    m001_seed_tables,
+    m002_decisions,
+    m003_views,
+    m004_searches,
+)
 
 
 def migrate(connection: duckdb.DuckDBPyConnection) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import duckdb
 import polars as pl
@@ -46,15 +46,6 @@ class StoredPlan:
     fingerprint: str
     replicas: Mapping[tuple[str, str], int]  # (template id, domain)
     nodes: Mapping[tuple[str, str, Market], int]  # (domain, instance type, market)
-
-
-@dataclass(frozen=True, slots=True)
-class StoredSolution:
-    """What a combination came to in an earlier build."""
-
-    outcome: str
-    best_rps: float  # its throughput or that of its best split, before utilisation
-    proven: bool
 
 
 def read_gpus(connection: duckdb.DuckDBPyConnection) -> dict[str, GpuSpec]:
@@ -167,29 +158,27 @@ def read_performance(connection: duckdb.DuckDBPyConnection) -> PerformanceFrames
     )
 
 
-def read_solutions(
-    connection: duckdb.DuckDBPyConnection, keys: Sequence[str]
-) -> dict[str, StoredSolution]:
-    """Earlier results by key; absent where never solved."""
-    rows = connection.execute(
-        "SELECT solution_id, outcome, best_rps, proven FROM solution "
-        "WHERE solution_id IN (SELECT unnest(?::TEXT[]))",
-        [list(keys)],
-    ).fetchall()
-    return {row[0]: StoredSolution(*row[1:]) for row in rows}
+def read_solutions(connection: duckdb.DuckDBPyConnection, keys: Sequence[str]) -> pl.DataFrame:
+    """Earlier results: position (in `keys`), outcome, best_rps, proven; none where never solved."""
+    wanted = pl.DataFrame(
+        {"position": range(len(keys)), "solution_id": keys},
+        schema={"position": pl.Int64, "solution_id": pl.String},
+    )
+    connection.register("wanted", wanted)
+    found = connection.sql(
+        "SELECT position, outcome, best_rps, proven FROM wanted JOIN solution USING (solution_id) "
+        "ORDER BY position"
+    ).pl()
+    connection.unregister("wanted")
+    return found
 
 
 def read_templates(
     connection: duckdb.DuckDBPyConnection,
     keys: Sequence[str],
-    shares: Mapping[str, str] | None = None,
 ) -> list[Template]:
-    """Templates by key, with their stages; keys without a template are passed over.
-
-    `shares` maps the ids under which throughput for other workloads is stored to the workloads.
-    """
+    """Templates by key, with their stages; keys without a template are passed over."""
     stages = _read_stages(connection, keys)
-    shared = _read_shares(connection, keys, shares or {})
     rows = connection.execute(
         "SELECT template_id, workload, phase, combination, throughput_rps, raw_rps, cycle_ms, "
         "latency_ms, micro_batches, micro_batch_size, provenance FROM template "
@@ -205,7 +194,6 @@ def read_templates(
             placement=Placement(stages[key], micro_batches, batch, cycle, latency, raw),
             throughput_rps=throughput,
             provenance=Provenance(provenance),
-            shared_rps=shared.get(key, {}),
         )
         for (
             key, workload, phase, combination, throughput, raw, cycle, latency,
@@ -234,13 +222,23 @@ def _read_stages(
     }
 
 
-def _read_shares(
-    connection: duckdb.DuckDBPyConnection, keys: Sequence[str], shares: Mapping[str, str]
-) -> Mapping[str, dict[str, float]]:
+def with_shares(
+    connection: duckdb.DuckDBPyConnection,
+    templates: Sequence[Template],
+    shares: Mapping[str, str],
+) -> list[Template]:
+    """Templates with their throughput for other workloads.
+
+    `shares` maps the ids under which it is stored to the workloads.
+    """
     found: dict[str, dict[str, float]] = {}
+    keys = [template.id for template in templates] if shares else []
     for key, share, rps in read_shares(connection, keys, list(shares)):
         found.setdefault(key, {})[shares[share]] = rps
-    return found
+    return [
+        replace(template, shared_rps=found[template.id]) if template.id in found else template
+        for template in templates
+    ]
 
 
 def read_shares(

@@ -8,25 +8,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 import duckdb
+import polars as pl
 
-from planner.types import Combination, Phase, Template, Workload
-
-
-@dataclass(frozen=True, slots=True)
-class SolutionRow:
-    """The outcome of one combination, and its template where it is worth one."""
-
-    key: str
-    workload: str
-    phase: Phase
-    combination: Combination
-    outcome: str
-    best_rps: float
-    proven: bool
-    ilps: int
-    seconds: float
-    template: Template | None
-    asked: Workload  # what the combination was solved for
+from planner.types import Phase, Template, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +24,7 @@ class BuildRow:
     combinations: int
     reused: int
     solved: int
+    searched: int
     kept: int
     outcomes: Mapping[str, int]
     seconds: float
@@ -69,53 +54,64 @@ class AllocationRow:
 
 
 def write_solutions(
-    connection: duckdb.DuckDBPyConnection, rows: Sequence[SolutionRow], now: datetime
+    connection: duckdb.DuckDBPyConnection,
+    asked: Workload,
+    phase: Phase,
+    solved: pl.DataFrame,
+    templates: Sequence[Template],
+    now: datetime,
 ) -> None:
-    """Store solved combinations; one that is there already stays as it was, with its stages."""
-    known = {
-        key
-        for (key,) in connection.execute(
-            "SELECT solution_id FROM solution WHERE solution_id IN (SELECT unnest(?::TEXT[]))",
-            [[row.key for row in rows]],
-        ).fetchall()
-    }
-    rows = [row for row in rows if row.key not in known]
-    _insert(
+    """Store solved combinations; one that is there already stays as it was, with its stages.
+
+    `solved` has solution_id, combination (JSON), outcome, best_rps, proven, searches, seconds.
+    """
+    connection.register("solved", solved)
+    new = connection.sql(
+        "SELECT solution_id FROM solved WHERE solution_id NOT IN (SELECT solution_id FROM solution)"
+    ).pl()
+    connection.execute(
+        "INSERT INTO solution (solution_id, built_at, workload, phase, combination, outcome, "
+        "best_rps, proven, searches, seconds) "
+        "SELECT solution_id, ?, ?, ?, combination, outcome, best_rps, proven, searches, seconds "
+        "FROM solved WHERE solution_id IN (SELECT solution_id FROM new)",
+        [now, asked.name, phase.value],
+    )
+    connection.unregister("solved")
+    fresh = set(new["solution_id"].to_list())
+    made = [template for template in templates if template.id in fresh]
+    if not made:
+        return
+    _insert_frame(
         connection,
-        "INSERT INTO solution (solution_id, built_at, workload, phase, combination, "
-        "outcome, best_rps, proven, ilps, seconds) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "template",
         [
-            (r.key, now, r.workload, r.phase.value, json.dumps(r.combination), r.outcome,
-             r.best_rps, r.proven, r.ilps, r.seconds)
-            for r in rows
+            {
+                "template_id": t.id, "built_at": now, "workload": t.workload,
+                "phase": t.phase.value, "model": asked.model.name, "ttft_ms": asked.slo.ttft_ms,
+                "tpot_ms": asked.slo.tpot_ms, "mean_input": asked.lengths.mean_input,
+                "mean_output": asked.lengths.mean_output,
+                "combination": json.dumps(t.combination), "nodes": t.nodes,
+                "throughput_rps": t.throughput_rps, "raw_rps": t.placement.raw_rps,
+                "cycle_ms": t.placement.cycle_ms, "latency_ms": t.placement.latency_ms,
+                "micro_batches": t.placement.micro_batches,
+                "micro_batch_size": t.placement.micro_batch_size,
+                "placement": t.placement.describe(), "provenance": t.provenance.value,
+            }
+            for t in made
         ],
     )  # fmt: skip
-    made = [(r.template, r.asked) for r in rows if r.template is not None]
-    templates = [template for template, _ in made]
-    _insert(
+    _insert_frame(
         connection,
-        "INSERT INTO template (template_id, built_at, workload, phase, model, ttft_ms, "
-        "tpot_ms, mean_input, mean_output, combination, nodes, throughput_rps, raw_rps, cycle_ms, "
-        "latency_ms, micro_batches, micro_batch_size, placement, provenance) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "template_stage",
         [
-            (t.id, now, t.workload, t.phase.value, w.model.name, w.slo.ttft_ms, w.slo.tpot_ms,
-             w.lengths.mean_input, w.lengths.mean_output, json.dumps(t.combination), t.nodes,
-             t.throughput_rps, t.placement.raw_rps, t.placement.cycle_ms, t.placement.latency_ms,
-             t.placement.micro_batches, t.placement.micro_batch_size, t.placement.describe(),
-             t.provenance.value)
-            for t, w in made
-        ],
-    )  # fmt: skip
-    _insert(
-        connection,
-        "INSERT INTO template_stage (template_id, stage, position, first_layer, layers, "
-        "node_class, tensor_parallel_size, data_parallel_size, batch) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        [
-            (t.id, index, position, stage.first_layer, stage.layers, node.node_class,
-             node.tensor_parallel_size, node.data_parallel_size, node.batch)
-            for t in templates
+            {
+                "template_id": t.id, "stage": index, "position": position,
+                "first_layer": stage.first_layer, "layers": stage.layers,
+                "node_class": node.node_class,
+                "tensor_parallel_size": node.tensor_parallel_size,
+                "data_parallel_size": node.data_parallel_size, "batch": node.batch,
+            }
+            for t in made
             for index, stage in enumerate(t.placement.stages)
             for position, node in enumerate(stage.nodes)
         ],
@@ -126,10 +122,10 @@ def write_build(connection: duckdb.DuckDBPyConnection, row: BuildRow, now: datet
     """Record one workload's phase of a library build."""
     connection.execute(
         "INSERT INTO library_build (build_id, finished_at, scenario, workload, phase, "
-        "combinations, reused, solved, kept, outcomes, seconds, solver) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "combinations, reused, solved, searched, kept, outcomes, seconds, solver) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [row.build_id, now, row.scenario, row.workload, row.phase.value, row.combinations,
-         row.reused, row.solved, row.kept, json.dumps(dict(row.outcomes)), row.seconds,
+         row.reused, row.solved, row.searched, row.kept, json.dumps(dict(row.outcomes)), row.seconds,
          row.solver],
     )  # fmt: skip
 
@@ -206,6 +202,15 @@ def _write_allocation(
                 f"INSERT INTO {table} VALUES ({marks})",
                 [(row.allocation_id, *value) for value in values],
             )
+
+
+def _insert_frame(
+    connection: duckdb.DuckDBPyConnection, table: str, rows: Sequence[Mapping[str, object]]
+) -> None:
+    """Many rows at once, columns by name."""
+    connection.register("rows", pl.DataFrame(rows, infer_schema_length=None))
+    connection.execute(f"INSERT INTO {table} BY NAME SELECT * FROM rows")
+    connection.unregister("rows")
 
 
 def _insert(

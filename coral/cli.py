@@ -135,9 +135,10 @@ def library_build(
             {
                 "scenario": result.scenario,
                 "templates": result.templates,
-                "combinations": sum(len(phase.keys) for phase in result.phases),
+                "combinations": sum(phase.combinations for phase in result.phases),
                 "solved": sum(phase.solved for phase in result.phases),
                 "reused": sum(phase.reused for phase in result.phases),
+                "pruned": sum(phase.pruned for phase in result.phases),
                 "seconds": round(result.seconds, 3),
             }
         )

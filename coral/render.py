@@ -48,20 +48,20 @@ def print_library(result: LibraryResult) -> None:
     table = Table(title=f"Template library of scenario {result.scenario}", title_justify="left")
     for column in ("workload", "phase"):
         table.add_column(column)
-    for column in ("combinations", "reused", "solved", "templates", "no gain", "outside SLO", "s"):
+    for column in ("combinations", "reused", "pruned", "searched", "templates", "outside SLO", "s"):
         table.add_column(column, justify="right")
-    from tasks.library import INFEASIBLE, NO_GAIN
+    from planner.placement.solution import Outcome
 
     for phase in result.phases:
         table.add_row(
             phase.workload,
             phase.phase.value,
-            str(len(phase.keys)),
-            str(phase.reused),
-            str(phase.solved),
-            str(phase.kept),
-            str(phase.outcomes.get(NO_GAIN, 0)),
-            str(phase.outcomes.get(INFEASIBLE, 0)),
+            f"{phase.combinations:,}",
+            f"{phase.reused:,}",
+            f"{phase.pruned:,}",
+            f"{phase.searched:,}",
+            f"{phase.kept:,}",
+            f"{phase.outcomes.get(Outcome.INFEASIBLE, 0):,}",
             f"{phase.seconds:.1f}",
         )
     console.print(table)
@@ -69,10 +69,10 @@ def print_library(result: LibraryResult) -> None:
     for phase in result.phases:
         for reason, count in phase.left_out.items():
             left_out[reason] = left_out.get(reason, 0) + count
-    reasons = ", ".join(f"{count} with {reason}" for reason, count in left_out.items() if count)
+    reasons = ", ".join(f"{count:,} with {reason}" for reason, count in left_out.items() if count)
     console.print(
-        f"{result.templates} templates in {result.seconds:.1f} s. A combination has no gain when "
-        "two smaller ones that make it up serve as much."
+        f"{result.templates:,} templates in {result.seconds:.1f} s. A combination gets none when "
+        "two smaller ones that make it up serve as much; pruned ones needed no search for that."
         + (f" Never solved: {reasons}." if reasons else "")
     )
     unproven = sum(phase.unproven for phase in result.phases)

@@ -51,7 +51,7 @@ def build_library(
     catalog = open_catalog(home)
     inputs = load_inputs(catalog, read_scenario(scenario))
     phases: list[PhaseLibrary] = []
-    with Solvers(dask, workers) as solvers:
+    with Solvers(dask, workers, inputs.scenario.placement.solver) as solvers:
         for phase in inputs.phases:
             phases.append(build_phase_task(catalog, opaque(phase), opaque(solvers)))
     require_templates(inputs.phases, phases, inputs.scenario.placement)

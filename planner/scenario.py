@@ -102,6 +102,8 @@ class PlacementSpec(_Strict):
 
     max_nodes: Annotated[int, Field(ge=1, le=8)] = 3
     memory_ratio: Annotated[float, Field(ge=1.0)] = 12.0
+    least_gain: Annotated[float, Field(ge=1e-4, lt=1.0)] = PlacementSettings().least_gain
+    solver: Literal["exact", "ilp"] = "exact"
     decode_batch_sizes: Sizes = PlacementSettings().decode_batch_sizes
     prefill_batch_sizes: Sizes = PlacementSettings().prefill_batch_sizes
     aggregated_batch_sizes: Sizes = PlacementSettings().aggregated_batch_sizes

@@ -20,7 +20,7 @@ from planner.errors import NoTemplateError
 from planner.scenario import Scenario
 from planner.types import Template
 from tasks.inputs import Inputs, PhaseInputs
-from tasks.library import describe_missing, may_share
+from tasks.library import all_keys, describe_missing, may_share
 from tasks.report import Decision, write_report
 
 
@@ -32,15 +32,16 @@ def read_library(catalog: Catalog, inputs: Inputs) -> list[Template]:
     templates: list[Template] = []
     with catalog.read() as connection:
         for phase in inputs.phases:
-            keys = {phase.problem.key(c): c for c in phase.combinations}
-            stored = reads.read_solutions(connection, list(keys))
-            missing = [c for key, c in keys.items() if key not in stored]
-            if missing:
+            keys = all_keys(phase)
+            stored = reads.read_solutions(connection, keys)
+            if len(stored) < len(keys):
                 raise NoTemplateError(
                     f"the library of scenario {inputs.scenario.name!r} is not complete: "
-                    f"{describe_missing(phase, missing)}; run `coral library build` first"
+                    f"{describe_missing(phase, stored['position'].to_list())}; run "
+                    "`coral library build` first"
                 )
-            templates += reads.read_templates(connection, list(keys), _shares(inputs, phase))
+            own = reads.read_templates(connection, keys)
+            templates += reads.with_shares(connection, own, _shares(inputs, phase, own))
     return templates
 
 
@@ -123,13 +124,15 @@ def record(
         )
 
 
-def _shares(inputs: Inputs, owner: PhaseInputs) -> dict[str, str]:
+def _shares(
+    inputs: Inputs, owner: PhaseInputs, templates: Sequence[Template]
+) -> dict[str, str]:
     """Ids under which the throughput of the owner's templates for others is stored."""
     return {
-        guest.problem.key(combination): guest.workload.name
+        guest.problem.key(template.combination): guest.workload.name
         for guest in inputs.phases
         if may_share(owner, guest)
-        for combination in owner.combinations
+        for template in templates
     }
 
 

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from catalog import reads, writes
 from catalog.store import Catalog
-from planner.placement.combinations import split_floor
+from planner.placement.combinations import Members, SplitFloors
 from planner.placement.latency import explain_no_template
 from planner.placement.search import throughput_of
 from planner.placement.settings import PlacementSettings
+from planner.placement.solution import Outcome
 from planner.placement.stages import StageTable
-from planner.types import DISAGGREGATED, Combination, Phase, describe_combination
+from planner.types import DISAGGREGATED, Phase, describe_combination
 from tasks import progress
 from tasks.inputs import PhaseInputs
-from tasks.solving import Solved, Solvers
+from tasks.solving import Batch, Solvers, templates_of
 
-KEPT = "kept"
-NO_GAIN = "no better than its parts"
-INFEASIBLE = "no placement inside the SLO"
-SOLVER_NAME = "ilp"
-COMMIT_EVERY_S = 2.0
+COMMIT_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,63 +38,81 @@ class PhaseLibrary:
 
     workload: str
     phase: Phase
-    keys: tuple[str, ...]  # of all its combinations
+    combinations: int
     reused: int
     solved: int
+    searched: int  # of those solved: bounds were not enough
     outcomes: Mapping[str, int]  # combinations by outcome
     left_out: Mapping[str, int]  # combinations never solved, by reason
     unproven: int  # combinations of which an ILP hit its time limit
     seconds: float
+    solver: str
 
     @property
     def kept(self) -> int:
-        return self.outcomes.get(KEPT, 0)
+        return self.outcomes.get(Outcome.KEPT, 0)
+
+    @property
+    def pruned(self) -> int:
+        """Solved by bounds alone."""
+        return self.solved - self.searched
 
 
 def build_phase(catalog: Catalog, inputs: PhaseInputs, solvers: Solvers) -> PhaseLibrary:
     """Solve every combination that the catalog does not hold yet, smallest first.
 
     A combination's floor is the best split into two smaller ones, so sizes go one after another;
-    inside a size batches run side by side, and each is committed as it comes.
+    inside a size batches run side by side, and are committed as they come.
     """
     started = time.perf_counter()
-    problem = inputs.problem
-    keys = {combination: problem.key(combination) for combination in inputs.combinations}
-    with catalog.read() as connection:
-        stored = reads.read_solutions(connection, list(keys.values()))
+    problem, total = inputs.problem, len(inputs.combinations)
+    levels = inputs.combinations.by_size
+    floors = SplitFloors(len(problem.names), len(levels))
     label = f"{problem.phase} {problem.workload}"
-    outcomes: Counter[str] = Counter(found.outcome for found in stored.values())
-    unproven = sum(not found.proven for found in stored.values())
-    best = {c: stored[key].best_rps for c, key in keys.items() if key in stored}
-    done = len(stored)
-    progress.report(label, done, len(keys))
-    for level in inputs.combinations.by_size:
-        jobs = [(c, split_floor(c, best)) for c in level if c not in best]
-        pending: list[writes.SolutionRow] = []
+    outcomes: Counter[str] = Counter()
+    reused = solved = searched = unproven = 0
+    progress.report(label, 0, total)
+    for members in levels:
+        keys = problem.keys(members)
+        with catalog.read() as connection:
+            stored = reads.read_solutions(connection, keys)
+        reused += len(stored)
+        outcomes.update(stored["outcome"].to_list())
+        unproven += int((~stored["proven"]).sum())
+        best = np.full(len(members), np.nan)
+        best[stored["position"].to_numpy()] = stored["best_rps"].to_numpy()
+        left = np.flatnonzero(np.isnan(best))
+        pending: list[Batch] = []
         committed = time.perf_counter()
-        for batch in solvers.run(problem, jobs) if jobs else ():
-            for solved in batch:
-                row = _row(inputs, keys[solved.combination], solved)
-                pending.append(row)
-                best[solved.combination] = row.best_rps
-                outcomes[row.outcome] += 1
-                unproven += not row.proven
-            done += len(batch)
-            progress.report(label, done, len(keys))
+        level = members[left]
+        for batch in solvers.run(problem, level, floors.floors(level), len(levels)):
+            batch = replace(batch, rows=left[batch.rows])
+            pending.append(batch)
+            best[batch.rows] = batch.solved.best_rps
+            outcomes.update(batch.solved.outcomes)
+            solved += len(batch.rows)
+            searched += int((batch.solved.searches > 0).sum())
+            unproven += int((~batch.solved.proven).sum())
+            progress.report(label, reused + solved, total)
             if time.perf_counter() - committed > COMMIT_EVERY_S:
-                _commit(catalog, pending)
+                _commit(catalog, inputs, members, keys, pending)
                 committed = time.perf_counter()
-        _commit(catalog, pending)
+        _commit(catalog, inputs, members, keys, pending)
+        floors.record(members, best)
+        progress.report(label, reused + solved, total)
+    catalog.publish()
     return PhaseLibrary(
         workload=problem.workload,
         phase=problem.phase,
-        keys=tuple(keys.values()),
-        reused=len(stored),
-        solved=len(keys) - len(stored),
-        outcomes=dict(outcomes),
+        combinations=total,
+        reused=reused,
+        solved=solved,
+        searched=searched,
+        outcomes={str(outcome): count for outcome, count in outcomes.items()},
         left_out=inputs.combinations.left_out,
         unproven=unproven,
         seconds=time.perf_counter() - started,
+        solver=solvers.kind,
     )
 
 
@@ -111,13 +131,14 @@ def record_builds(
                 scenario=scenario,
                 workload=phase.workload,
                 phase=phase.phase,
-                combinations=len(phase.keys),
+                combinations=phase.combinations,
                 reused=phase.reused,
                 solved=phase.solved,
+                searched=phase.searched,
                 kept=phase.kept,
                 outcomes={**phase.outcomes, **phase.left_out},
                 seconds=phase.seconds,
-                solver=SOLVER_NAME,
+                solver=phase.solver,
             )
             writes.write_build(connection, row, now)
 
@@ -140,7 +161,7 @@ def require_templates(
             and (name, Phase.AGGREGATED) not in kept
         ):
             raise explain_no_template(
-                inputs.workload, inputs.problem, list(inputs.combinations), settings
+                inputs.workload, inputs.problem, inputs.combinations, settings
             )
 
 
@@ -148,10 +169,12 @@ def share_templates(catalog: Catalog, phases: Sequence[PhaseInputs]) -> int:
     """Work out T[t, w] for templates and the other workloads of their model; how many were new."""
     new = 0
     for owner in phases:
+        guests = [guest for guest in phases if may_share(owner, guest)]
+        if not guests:
+            continue
         with catalog.read() as connection:
-            keys = [owner.problem.key(c) for c in owner.combinations]
-            templates = reads.read_templates(connection, keys)
-            guests = [guest for guest in phases if may_share(owner, guest)]
+            templates = reads.read_templates(connection, all_keys(owner))
+            keys = [template.id for template in templates]
             ids = [g.problem.key(t.combination) for g in guests for t in templates]
             known = {row[:2] for row in reads.read_shares(connection, keys, ids)}
         for guest in guests:
@@ -186,36 +209,56 @@ def may_share(owner: PhaseInputs, guest: PhaseInputs) -> bool:
     )
 
 
-def _row(inputs: PhaseInputs, key: str, solved: Solved) -> writes.SolutionRow:
-    if solved.template is not None:
-        outcome, best = KEPT, solved.template.placement.raw_rps
-    else:
-        outcome, best = (NO_GAIN if solved.floor_rps > 0 else INFEASIBLE), solved.floor_rps
-    return writes.SolutionRow(
-        key=key,
-        workload=inputs.problem.workload,
-        phase=inputs.problem.phase,
-        combination=solved.combination,
-        outcome=outcome,
-        best_rps=best,
-        proven=solved.proven,
-        ilps=solved.ilps,
-        seconds=solved.seconds,
-        template=solved.template,
-        asked=inputs.workload,
+def all_keys(inputs: PhaseInputs) -> list[str]:
+    """Keys of all combinations of a phase."""
+    return [key for level in inputs.combinations.by_size for key in inputs.problem.keys(level)]
+
+
+def _commit(
+    catalog: Catalog,
+    inputs: PhaseInputs,
+    members: Members,
+    keys: Sequence[str],
+    batches: list[Batch],
+) -> None:
+    """Store batches of one size, and forget them."""
+    if not batches:
+        return
+    rows = np.concatenate([batch.rows for batch in batches])
+    names = [json.dumps(name) for name in inputs.problem.names]
+    frame = pl.DataFrame(
+        {
+            "solution_id": [keys[row] for row in rows.tolist()],
+            "combination": [_as_json(names, members[row]) for row in rows.tolist()],
+            "outcome": [str(o) for batch in batches for o in batch.solved.outcomes],
+            "best_rps": np.concatenate([batch.solved.best_rps for batch in batches]),
+            "proven": np.concatenate([batch.solved.proven for batch in batches]),
+            "searches": np.concatenate([batch.solved.searches for batch in batches]),
+            "seconds": np.concatenate(
+                [np.full(len(batch.rows), batch.seconds / len(batch.rows)) for batch in batches]
+            ),
+        }
     )
+    with catalog.write() as connection:
+        writes.write_solutions(
+            connection, inputs.workload, inputs.problem.phase, frame, templates_of(batches),
+            datetime.now(UTC),
+        )  # fmt: skip
+    batches.clear()
 
 
-def _commit(catalog: Catalog, rows: list[writes.SolutionRow]) -> None:
-    if rows:
-        with catalog.write() as connection:
-            writes.write_solutions(connection, rows, datetime.now(UTC))
-        catalog.publish()
-        rows.clear()
+def _as_json(names: Sequence[str], row: NDArray[np.uint8]) -> str:
+    """'[["L4 x1", 2]]': a combination as the catalog stores it; names are JSON already."""
+    counts = Counter(row.tolist())
+    return "[" + ", ".join(f"[{names[c]}, {n}]" for c, n in sorted(counts.items())) + "]"
 
 
-def describe_missing(inputs: PhaseInputs, missing: Sequence[Combination]) -> str:
-    """'decode Qwen3-32B lacks 12 combinations, first L4 x1'."""
-    first = describe_combination(missing[0])
-    problem = inputs.problem
-    return f"{problem.phase} {problem.workload} lacks {len(missing)} combinations, first {first}"
+def describe_missing(inputs: PhaseInputs, found: Sequence[int]) -> str:
+    """'decode Qwen3-32B lacks 12 combinations, first L4 x1'; `found` are positions, rising."""
+    first = next(n for n in range(len(found) + 1) if n >= len(found) or found[n] != n)
+    combination = next(itertools.islice(inputs.combinations, first, None))
+    problem, missing = inputs.problem, len(inputs.combinations) - len(found)
+    return (
+        f"{problem.phase} {problem.workload} lacks {missing} combinations, first "
+        f"{describe_combination(combination)}"
+    )

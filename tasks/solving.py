@@ -1,31 +1,42 @@
 """Solve batches of combinations, here or on Dask workers.
 
-Workers get a phase's numbers once and hand results back; only the flow touches the catalog.
+A batch carries its phase problem (a worker unpacks it once) and hands results back; only the flow
+touches the catalog. Batches hold seconds of work and few are under way at a time, so a lost worker
+costs its batch, and neither the scheduler nor the flow ever holds many results.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
+import pickle
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import distributed
+import numpy as np
+from numpy.typing import NDArray
 
+import coral
 from planner.errors import CoralError
+from planner.perf.grids import Floats
+from planner.placement.combinations import CombinationSet, Members
 from planner.placement.evaluate import make_template
-from planner.placement.profile import PhaseProblem
-from planner.placement.search import best_placement
-from planner.placement.stages import StageTable
-from planner.types import Combination, Template
+from planner.placement.exact import ExactSolver
+from planner.placement.profile import FORMULATION_VERSION, PhaseProblem
+from planner.placement.search import IlpSolver
+from planner.placement.solution import PlacementSolver, Solved
+from planner.types import Template
 
-BATCHES_PER_WORKER = 6  # batches of seconds: enough to keep every worker busy to the end
-LARGEST_BATCH = 32
-
-Job = tuple[Combination, float]  # a combination and the throughput that it must beat
+BATCH_SECONDS = 4.0
+FIRST_BATCH = 64  # combinations, before anything was measured
+LARGEST_BATCH = 20_000
+BATCHES_PER_WORKER = 2  # under way: one is solved, one waits
+REACH_SCHEDULER_S = 10.0
 
 
 class SchedulerUnreachableError(CoralError):
@@ -34,42 +45,71 @@ class SchedulerUnreachableError(CoralError):
     exit_code = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Solved:
-    """One combination's result."""
+class SchedulerMismatchError(CoralError):
+    """The Dask scheduler's workers are not of this Coral, or there are none."""
 
-    combination: Combination
-    floor_rps: float
-    template: Template | None
-    proven: bool
-    ilps: int
+    exit_code = 2
+
+
+class WorkersLostError(CoralError):
+    """A batch's workers died again and again."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What came back of some rows of a level."""
+
+    rows: NDArray[np.intp]
+    solved: Solved
+    templates: dict[int, Template]  # by position in `rows`
     seconds: float
 
 
-def solve_batch(problem: PhaseProblem, jobs: Sequence[Job]) -> list[Solved]:
-    """Solve and recheck each combination of a batch."""
-    table = _stage_table(problem)
-    results = []
-    for combination, floor in jobs:
-        started = time.perf_counter()
-        found = best_placement(table, combination, floor)
-        template = None
-        if found.placement is not None:
-            template = make_template(problem, combination, found.placement)
-        seconds = time.perf_counter() - started
-        results.append(Solved(combination, floor, template, found.proven, found.ilps, seconds))
-    return results
+def solver_for(problem: PhaseProblem, kind: str, max_nodes: int) -> PlacementSolver:
+    """The solver that a scenario names."""
+    return ExactSolver(problem, max_nodes) if kind == "exact" else IlpSolver(problem)
+
+
+def solve_batch(
+    solver: PlacementSolver, problem: PhaseProblem, members: Members, floors: Floats
+) -> tuple[Solved, dict[int, Template], float]:
+    """Solve and recheck combinations of one size; also the seconds it took."""
+    started = time.perf_counter()
+    solved = solver.solve(members, floors)
+    combinations = CombinationSet(problem.names, (members,))
+    templates = {
+        row: make_template(problem, combinations.combination(members[row]), placement)
+        for row, placement in solved.placements.items()
+    }
+    return solved, templates, time.perf_counter() - started
+
+
+def version() -> tuple[str, int]:
+    """What must be equal here and on every worker."""
+    return coral.__version__, FORMULATION_VERSION
+
+
+def _worker_version() -> tuple[str, int] | str:
+    """As a worker has it; a text where it has no Coral."""
+    try:
+        from tasks.solving import version as installed
+
+        return installed()
+    except ImportError as error:
+        return str(error)
 
 
 @dataclass
 class Solvers:
     """Where batches are solved: a Dask cluster started on first use, or this process.
 
-    `address` names a running scheduler; `workers` = 0 solves in this process.
+    `address` names a running scheduler; `workers` = 0 solves in this process; `kind` is the
+    solver's name.
     """
 
     address: str | None = None
     workers: int | None = None
+    kind: str = "exact"
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _client: Any = None
 
@@ -80,35 +120,63 @@ class Solvers:
         self._stack.close()
         self._client = None
 
-    def run(self, problem: PhaseProblem, jobs: Sequence[Job]) -> Iterator[list[Solved]]:
-        """Results of all jobs, batch by batch, as they come."""
-        if self.workers == 0:
-            for job in jobs:
-                yield solve_batch(problem, [job])
+    def run(
+        self, problem: PhaseProblem, members: Members, floors: Floats, max_nodes: int
+    ) -> Iterator[Batch]:
+        """Results of all combinations of one size, batch by batch, as they come."""
+        if not len(members):
             return
-        client = self._connect()
-        workers = max(1, len(client.scheduler_info(n_workers=-1)["workers"]))
-        shared = client.scatter(problem, broadcast=True, hash=False)
-        size = min(LARGEST_BATCH, max(1, len(jobs) // (BATCHES_PER_WORKER * workers)))
-        futures = [
-            client.submit(solve_batch, shared, jobs[start : start + size], pure=False)
-            for start in range(0, len(jobs), size)
-        ]
-        for future in distributed.as_completed(futures):
-            yield future.result()
-            future.release()
+        packed = _Packed.of(problem, self.kind, max_nodes)
+        if self.workers == 0:
+            sizes = _BatchSizes(len(members), 1)
+            while (rows := sizes.next_rows()) is not None:
+                batch = Batch(rows, *_solve_packed(packed, members[rows], floors[rows]))
+                sizes.measured(len(rows), batch.seconds)
+                yield batch
+            return
+        yield from self._run_on_dask(packed, members, floors)
 
-    def _connect(self) -> Any:
+    def _run_on_dask(self, packed: _Packed, members: Members, floors: Floats) -> Iterator[Batch]:
+        client = self.connect()
+        workers = max(1, len(client.scheduler_info(n_workers=-1)["workers"]))
+        sizes = _BatchSizes(len(members), workers)
+        rows_of: dict[str, NDArray[np.intp]] = {}
+        under_way = distributed.as_completed(raise_errors=False)
+
+        def submit() -> None:
+            rows = sizes.next_rows()
+            if rows is not None:
+                future = client.submit(
+                    _solve_packed, packed, members[rows], floors[rows], pure=False
+                )
+                rows_of[future.key] = rows
+                under_way.add(future)
+
+        for _ in range(BATCHES_PER_WORKER * workers):
+            submit()
+        for future in under_way:
+            rows = rows_of.pop(future.key)
+            try:
+                batch = Batch(rows, *future.result())
+            except distributed.KilledWorker as error:
+                raise WorkersLostError(
+                    f"a batch of {len(rows)} combinations lost its worker again and again, most "
+                    "likely for want of memory; start fewer workers, or larger ones"
+                ) from error
+            future.release()
+            sizes.measured(len(rows), batch.seconds)
+            submit()
+            yield batch
+
+    def connect(self) -> Any:
+        """The Dask client, started on first use.
+
+        Raises SchedulerUnreachableError or SchedulerMismatchError.
+        """
         if self._client is None:
             logging.getLogger("distributed").setLevel(logging.ERROR)
             if self.address:
-                try:
-                    client = distributed.Client(self.address, timeout="10s")
-                except (OSError, TimeoutError, ValueError) as error:
-                    raise SchedulerUnreachableError(
-                        f"no Dask scheduler answers at {self.address}; start one with "
-                        "`dask scheduler`, or leave --dask out to use this machine"
-                    ) from error
+                self._client = self._stack.enter_context(_connect_to(self.address))
             else:
                 cluster = self._stack.enter_context(
                     distributed.LocalCluster(
@@ -118,17 +186,95 @@ class Solvers:
                         silence_logs=logging.ERROR,
                     )
                 )
-                client = distributed.Client(cluster)
-            self._client = self._stack.enter_context(client)
+                self._client = self._stack.enter_context(distributed.Client(cluster))
         return self._client
 
 
-_latest: StageTable | None = None
+def _connect_to(address: str) -> Any:
+    try:
+        client = distributed.Client(address, timeout=REACH_SCHEDULER_S)
+    except (OSError, TimeoutError, ValueError) as error:
+        raise SchedulerUnreachableError(
+            f"no Dask scheduler answers at {address}; start one with `dask scheduler`, or leave "
+            "--dask out to use this machine"
+        ) from error
+    found = client.run(_worker_version)
+    if not found:
+        client.close()
+        raise SchedulerMismatchError(
+            f"the Dask scheduler at {address} has no workers; start some with "
+            f"`dask worker {address}`"
+        )
+    for worker, theirs in found.items():
+        if theirs != version():
+            client.close()
+            what = f"has no Coral ({theirs})" if isinstance(theirs, str) else _describe(theirs)
+            raise SchedulerMismatchError(
+                f"Dask worker {worker} {what}, this is {_describe(version())[4:]}; install this "
+                "version there and start the worker again"
+            )
+    return client
 
 
-def _stage_table(problem: PhaseProblem) -> StageTable:
-    """The table of this process's latest phase problem: batches of one phase share it."""
+def _describe(found: tuple[str, int]) -> str:
+    return f"has Coral {found[0]} (formulation {found[1]})"
+
+
+class _BatchSizes:
+    """Cuts a level's rows into batches of BATCH_SECONDS, as fast as the last ones were."""
+
+    def __init__(self, rows: int, workers: int) -> None:
+        self.rows, self.workers = rows, workers
+        self.taken = 0
+        self.size = FIRST_BATCH
+
+    def next_rows(self) -> NDArray[np.intp] | None:
+        if self.taken >= self.rows:
+            return None
+        # The last rows are shared out, so that no worker is left with a long batch alone.
+        fair = -(-(self.rows - self.taken) // self.workers)
+        size = max(1, min(self.size, fair))
+        rows = np.arange(self.taken, min(self.taken + size, self.rows))
+        self.taken += len(rows)
+        return rows
+
+    def measured(self, rows: int, seconds: float) -> None:
+        wanted = int(rows * BATCH_SECONDS / max(seconds, 1e-3))
+        self.size = max(1, min(wanted, 4 * self.size, LARGEST_BATCH))
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """A phase problem on its way to a worker."""
+
+    digest: str
+    data: bytes
+    kind: str
+    max_nodes: int
+
+    @classmethod
+    def of(cls, problem: PhaseProblem, kind: str, max_nodes: int) -> _Packed:
+        data = pickle.dumps(problem)
+        digest = hashlib.sha256(data).hexdigest()
+        return cls(digest, data, kind, max_nodes)
+
+
+_latest: tuple[tuple[str, str, int], PhaseProblem, PlacementSolver] | None = None
+
+
+def _solve_packed(
+    packed: _Packed, members: Members, floors: Floats
+) -> tuple[Solved, dict[int, Template], float]:
+    """On a worker: batches of one phase share its solver with all its tables."""
     global _latest
-    if _latest is None or _latest.problem is not problem:
-        _latest = StageTable(problem)
-    return _latest
+    key = (packed.digest, packed.kind, packed.max_nodes)
+    if _latest is None or _latest[0] != key:
+        _latest = None  # let the old tables go first
+        problem: PhaseProblem = pickle.loads(packed.data)
+        _latest = (key, problem, solver_for(problem, packed.kind, packed.max_nodes))
+    return solve_batch(_latest[2], _latest[1], members, floors)
+
+
+def templates_of(batches: Sequence[Batch]) -> list[Template]:
+    """All templates of some batches."""
+    return [template for batch in batches for template in batch.templates.values()]

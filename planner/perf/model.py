@@ -19,7 +19,7 @@ from planner.perf.tables import LayerRow, LayerTable, TableKey
 from planner.types import GpuSpec, ModelSpec, NodeClass, Provenance
 
 ALL_REDUCES_PER_LAYER = 2  # after attention and after the MLP (Megatron tensor parallelism)
-ROOFLINE_DTYPES = {"bf16": ("bf16", "fp16"), "fp16": ("fp16", "bf16")}
+ROOFLINE_DTYPES = {"bf16": ("bf16", "fp16"), "fp16": ("fp16", "bf16"), "mxfp4": ("bf16", "fp16")}
 
 
 class LayerTimes(Protocol):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from planner.perf.grids import Floats
 from planner.placement.combinations import sub_multisets
-from planner.placement.stages import Group, Role, StageTable
+from planner.placement.stages import Role, StageTable, units_of
 from planner.solver import Outcome, solve
 from planner.types import Combination, combination_size
 
@@ -24,32 +24,32 @@ PIPELINE_ROLES = (Role.FIRST, Role.MIDDLE, Role.LAST)
 
 @dataclass(frozen=True, slots=True)
 class StageChoice:
-    """One stage of a solution: a group in a role with its number of layers."""
+    """One stage of a solution: nodes in a role with their number of layers."""
 
     role: Role
-    group: Group
+    part: Combination
     layers: int
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Every possible stage of a pipeline, one entry per (role, group, layers)."""
+    """Every possible stage of a pipeline, one entry per (role, nodes, layers)."""
 
     roles: NDArray[np.int8]  # index into PIPELINE_ROLES
-    groups: NDArray[np.int32]  # index into group_list
+    parts: NDArray[np.int32]  # index into part_list
     layers: NDArray[np.int32]
-    step_ms: Floats  # tau of the stage: what the cap is on
+    latency_ms: Floats  # of the stage alone; in cycles its step, what the cap is on
     sum_ms: Floats  # what the stage adds to the latency, its hop included
-    group_list: tuple[Group, ...]
+    part_list: tuple[Combination, ...]
 
     def under(self, cap_ms: float) -> NDArray[np.intp]:
         """Positions of the columns whose step stays under the cap."""
-        return np.flatnonzero(self.step_ms <= cap_ms)
+        return np.flatnonzero(self.latency_ms <= cap_ms)
 
     def choice(self, position: int) -> StageChoice:
         return StageChoice(
             PIPELINE_ROLES[self.roles[position]],
-            self.group_list[self.groups[position]],
+            self.part_list[self.parts[position]],
             int(self.layers[position]),
         )
 
@@ -70,58 +70,38 @@ def pipeline_columns(
     hop: float,
     longest_ms: float,
     least_share: int = 0,
+    cap_ms: float = np.inf,
 ) -> Columns:
     """Stages of pipelines of two and more for one (M, b); none longer than `longest_ms`.
 
-    Of the ways to run the same nodes over the same layers only those stay that no other beats
-    in both step and latency.
+    Only prefill needs the cap here: its latency depends on which steps are allowed.
     """
     nodes = combination_size(combination)
-    groups: list[Group] = []
+    parts: list[Combination] = []
     blocks: list[tuple[int, int, NDArray[np.intp], Floats, Floats]] = []
     for part in sub_multisets(combination):
-        variants = table.variants(part)
         for role_index, role in enumerate(PIPELINE_ROLES):
             if combination_size(part) > nodes - (2 if role is Role.MIDDLE else 1):
                 continue
-            times = [table.column(g, role, micro_batches, batch, least_share) for g in variants]
-            step = np.stack([step for step, _ in times])
-            latency = np.stack([latency for _, latency in times])
-            latency = latency + (0.0 if role.is_last else hop)
-            kept = _undominated(step, latency) & np.isfinite(step) & (latency <= longest_ms)
-            for variant, layers in enumerate(map(np.flatnonzero, kept)):
-                if layers.size:
-                    groups.append(variants[variant])
-                    blocks.append(
-                        (
-                            role_index,
-                            len(groups) - 1,
-                            layers,
-                            step[variant][layers],
-                            latency[variant][layers],
-                        )
-                    )
+            latency = table.latency_ms(
+                units_of(part), role, micro_batches, batch, least_share, cap_ms
+            )
+            summed = latency + (0.0 if role.is_last else hop)
+            layers = np.flatnonzero(np.isfinite(latency) & (summed <= longest_ms))
+            layers = layers[layers > 0]
+            if layers.size:
+                parts.append(part)
+                block = (role_index, len(parts) - 1, layers, latency[layers], summed[layers])
+                blocks.append(block)
     sizes = [block[2].size for block in blocks]
     return Columns(
         roles=np.repeat([block[0] for block in blocks], sizes).astype(np.int8),
-        groups=np.repeat([block[1] for block in blocks], sizes).astype(np.int32),
+        parts=np.repeat([block[1] for block in blocks], sizes).astype(np.int32),
         layers=_join([block[2] for block in blocks]).astype(np.int32),
-        step_ms=_join([block[3] for block in blocks]),
+        latency_ms=_join([block[3] for block in blocks]),
         sum_ms=_join([block[4] for block in blocks]),
-        group_list=tuple(groups),
+        part_list=tuple(parts),
     )
-
-
-def _undominated(step: Floats, latency: Floats) -> NDArray[np.bool_]:
-    """By column: rows for which no other row is as good in both; the first of equals stays."""
-    order = np.lexsort((latency, step), axis=0)
-    sorted_latency = np.take_along_axis(latency, order, axis=0)
-    before = np.minimum.accumulate(sorted_latency, axis=0)
-    better = np.ones(step.shape, dtype=bool)
-    better[1:] = sorted_latency[1:] < before[:-1]
-    kept = np.zeros(step.shape, dtype=bool)
-    np.put_along_axis(kept, order, better, axis=0)
-    return kept
 
 
 def _join(arrays: list[NDArray[Any]]) -> NDArray[Any]:
@@ -138,11 +118,11 @@ def min_sum_pipeline(
 ) -> MinSum | None:
     """Pipeline of least summed latency whose every stage stays under the cap; None if none.
 
-    Variables  stage[k], integer: how often column k = (role, group, layers) is used
+    Variables  stage[k], integer: how often column k = (role, nodes, layers) is used
     Minimise   sum sum_ms[k] stage[k]                                        ms
     Such that  sum layers[k] stage[k] >= L                                   (P1)
                one first stage, one last stage                               (P1)
-               sum count[group k, c] stage[k] <= nodes of class c            (P2)
+               sum count[nodes k, c] stage[k] <= nodes of class c            (P2)
                sum sum_ms[k] stage[k] <= budget                              (P5)
                columns over the cap or without memory are left out           (P3, P4)
     Source     docs/formulation.md, section 3. P1 may exceed L: times never fall with layers, so
@@ -167,11 +147,11 @@ def min_sum_pipeline(
         chosen = [v for v, k in zip(stage, kept, strict=True) if columns.roles[k] == role_index]
         problem += pulp.lpSum(chosen) == 1, f"P1_{name}"
     for index, (name, available) in enumerate(combination):
-        used = [_count(group, name) for group in columns.group_list]
+        used = [dict(part).get(name, 0) for part in columns.part_list]
         terms = [
-            (v, used[columns.groups[k]])
+            (v, used[columns.parts[k]])
             for v, k in zip(stage, kept, strict=True)
-            if used[columns.groups[k]]
+            if used[columns.parts[k]]
         ]
         problem += pulp.LpAffineExpression(terms) <= available, f"P2_nodes_{index}"
     if np.isfinite(budget_ms):
@@ -193,10 +173,6 @@ def _can_cover(columns: Columns, kept: NDArray[np.intp], total_layers: int) -> b
     return bool((roles == 0).any() and (roles == 2).any()) and total_layers >= 2
 
 
-def _count(group: Group, name: str) -> int:
-    return sum(count for (unit_name, _), count in group if unit_name == name)
-
-
 def _trim(stages: Sequence[StageChoice], total_layers: int) -> tuple[StageChoice, ...]:
     """Pipeline order, with surplus layers taken off (the largest stage first)."""
     ordered = sorted(stages, key=lambda s: PIPELINE_ROLES.index(s.role))
@@ -206,4 +182,4 @@ def _trim(stages: Sequence[StageChoice], total_layers: int) -> tuple[StageChoice
         largest = max(range(len(layers)), key=layers.__getitem__)
         layers[largest] -= 1
         surplus -= 1
-    return tuple(StageChoice(s.role, s.group, n) for s, n in zip(ordered, layers, strict=True))
+    return tuple(StageChoice(s.role, s.part, n) for s, n in zip(ordered, layers, strict=True))

@@ -2,58 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from planner.errors import ImpossibleSloError, InputError, NoTemplateError
-from planner.placement.ilp import min_sum_pipeline, pipeline_columns
+from planner.placement.combinations import CombinationSet
+from planner.placement.exact import ExactSolver
 from planner.placement.profile import PhaseProblem
-from planner.placement.search import ILP_TIME_LIMIT_S
 from planner.placement.settings import PlacementSettings
-from planner.placement.stages import Role, StageTable, hop_ms
-from planner.types import Combination, Phase, Workload, combination_size
+from planner.types import Phase, Workload
 
-LONGEST_TTFT_MS = 1e6  # where the search for a possible TTFT gives up
-TTFT_TOLERANCE = 0.005
+LONGEST_MS = 1e6  # where the search for a possible latency gives up
+TOLERANCE = 5e-4
+SLICE = 256  # combinations solved before looking at what was found
 
 
-def least_latency_ms(
-    problem: PhaseProblem, combinations: Sequence[Combination], good_enough_ms: float = 0.0
-) -> float:
-    """Least latency of P5 over all combinations, at the smallest batch, whatever the budget.
+def least_latency_ms(problem: PhaseProblem, combinations: CombinationSet) -> float:
+    """Least latency of P5 over all combinations, whatever the budget.
 
-    Stops at the first combination that reaches `good_enough_ms`. Infinite when no combination
-    holds the model, one request of p95 length and the KV hand-over.
+    Infinite when no combination holds the model, one request of p95 length and the KV hand-over.
     """
-    table = StageTable(replace(problem, terms=replace(problem.terms, budget_ms=np.inf)))
-    batch = min(problem.batch_sizes)
-    best = np.inf
-    for combination in combinations:
-        nodes = combination_size(combination)
-        micro_batches = 1 if problem.phase.in_cycles else nodes  # as the search has it
-        for group in table.groups(combination):
-            times = table.stage(group, Role.ONLY, micro_batches)
-            best = min(best, float(times.latency_ms[problem.terms.layers, batch]))
-        if nodes > 1 and best > good_enough_ms:
-            best = min(best, _pipeline_latency_ms(table, combination, micro_batches, best))
-        if best <= good_enough_ms:
-            break
-    return best
+    terms = replace(problem.terms, budget_ms=LONGEST_MS, chunks_budget_ms=np.inf)
+    unlimited = replace(problem, terms=terms)
+    if problem.phase is not Phase.AGGREGATED:  # there a node's groups need a request each
+        unlimited = replace(unlimited, batch_sizes=(min(problem.batch_sizes),))
+    if not _possible(unlimited, combinations):
+        return np.inf
+    if problem.phase is Phase.DECODE:  # one micro-batch alone: most throughput is least cycle
+        return _least_cycle_ms(unlimited, combinations)
+
+    def possible(budget_ms: float) -> bool:
+        trial = replace(unlimited, terms=replace(terms, budget_ms=budget_ms))
+        return _possible(trial, combinations)
+
+    return _least(possible, 1.0)
+
+
+def _possible(problem: PhaseProblem, combinations: CombinationSet) -> bool:
+    """Whether any combination has a placement."""
+    solver = ExactSolver(problem, len(combinations.by_size))
+    for level in combinations.by_size:
+        for start in range(0, len(level), SLICE):
+            some = level[start : start + SLICE]
+            if solver.solve(some, np.zeros(len(some))).placements:
+                return True
+    return False
+
+
+def _least_cycle_ms(problem: PhaseProblem, combinations: CombinationSet) -> float:
+    best_ms = problem.terms.budget_ms
+    for level in combinations.by_size:
+        # What was found is the next budget: bounds are tight only near it.
+        terms = replace(problem.terms, budget_ms=best_ms)
+        solver = ExactSolver(
+            replace(problem, terms=terms), len(combinations.by_size), most_micro_batches=1
+        )
+        for start in range(0, len(level), SLICE):
+            some = level[start : start + SLICE]
+            rps = min(problem.batch_sizes) * 1e3 / (terms.tokens_per_cycle * best_ms)
+            found = solver.solve(some, np.full(len(some), rps))
+            cycles = [placement.cycle_ms for placement in found.placements.values()]
+            best_ms = min([best_ms, *cycles])
+    return best_ms
+
+
+def _least(possible: Callable[[float], bool], start: float) -> float:
+    """Smallest value for which a rising condition holds; infinite beyond LONGEST_MS."""
+    low, high = 0.0, start
+    while not possible(high):
+        low, high = high, 2.0 * high
+        if high > LONGEST_MS:
+            return np.inf
+    while high - low > TOLERANCE * high:
+        middle = (low + high) / 2.0
+        low, high = (low, middle) if possible(middle) else (middle, high)
+    return high
 
 
 def explain_no_template(
     workload: Workload,
     problem: PhaseProblem,
-    combinations: Sequence[Combination],
+    combinations: CombinationSet,
     settings: PlacementSettings,
 ) -> InputError:
     """Why a phase has no template at all, with the objective that would be possible."""
     name, slo = workload.name, workload.slo
     remedy = "add node classes, or raise placement.max_nodes"
     unhindered = replace(problem, terms=replace(problem.terms, handover_ms=np.inf))
-    if np.isinf(least_latency_ms(unhindered, combinations, good_enough_ms=np.inf)):
+    if np.isinf(least_latency_ms(unhindered, combinations)):
         return NoTemplateError(
             f"workload {name!r}: no combination of its node classes holds {workload.model.name} "
             f"({workload.model.total_bytes / 2**30:.0f} GiB of weights); {remedy}"
@@ -88,7 +126,7 @@ def explain_no_template(
 def _least_ttft_ms(
     workload: Workload,
     problem: PhaseProblem,
-    combinations: Sequence[Combination],
+    combinations: CombinationSet,
     settings: PlacementSettings,
 ) -> float:
     """Least TTFT objective with a template: budget and hand-over both grow with it."""
@@ -96,33 +134,8 @@ def _least_ttft_ms(
     def possible(ttft_ms: float) -> bool:
         slo = replace(workload.slo, ttft_ms=ttft_ms)
         budget = settings.latency_budget_ms(Phase.PREFILL, slo)
-        terms = replace(problem.terms, handover_ms=settings.kv_handover_ms(slo))
-        trial = replace(problem, terms=terms)
-        return budget > 0 and least_latency_ms(trial, combinations, budget) <= budget
+        handover = settings.kv_handover_ms(slo)
+        terms = replace(problem.terms, budget_ms=budget, handover_ms=handover)
+        return budget > 0 and _possible(replace(problem, terms=terms), combinations)
 
-    low, high = workload.slo.ttft_ms, 2.0 * workload.slo.ttft_ms
-    while not possible(high):
-        low, high = high, 2.0 * high
-        if high > LONGEST_TTFT_MS:
-            return np.inf
-    while high - low > TTFT_TOLERANCE * high:
-        middle = (low + high) / 2.0
-        low, high = (low, middle) if possible(middle) else (middle, high)
-    return high
-
-
-def _pipeline_latency_ms(
-    table: StageTable, combination: Combination, micro_batches: int, limit_ms: float
-) -> float:
-    batch = min(table.problem.batch_sizes)
-    hop = hop_ms(table.problem, combination, batch)
-    columns = pipeline_columns(table, combination, micro_batches, batch, hop, limit_ms)
-    found = min_sum_pipeline(
-        columns, combination, table.problem.terms.layers, np.inf, limit_ms, ILP_TIME_LIMIT_S
-    )
-    if found is None:
-        return float("inf")
-    return hop * (len(found.stages) - 1) + sum(
-        float(table.stage(s.group, s.role, micro_batches).latency_ms[s.layers, batch])
-        for s in found.stages
-    )
+    return _least(possible, 2.0 * workload.slo.ttft_ms)

@@ -14,14 +14,15 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.perf.grids import Floats
 from planner.perf.model import PerformanceModel
-from planner.placement.settings import PlacementSettings
+from planner.placement.settings import RELATIVE_TOLERANCE, PlacementSettings
 from planner.types import Combination, NodeClass, Phase, Provenance, Workload
 
 GIB = 2.0**30
-FORMULATION_VERSION = 1  # raise it whenever the same numbers would give another placement
+FORMULATION_VERSION = 2  # raise it whenever the same numbers would give another placement
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ class PhaseProblem:
     terms: RequestTerms
     batch_sizes: tuple[int, ...]
     nodes: Mapping[str, NodeProfile]
+    least_gain: float = RELATIVE_TOLERANCE  # relative, of a template above its parts
 
     @property
     def phase(self) -> Phase:
@@ -114,20 +116,40 @@ class PhaseProblem:
 
     def key(self, combination: Combination) -> str:
         """Content hash of everything that the combination's result depends on."""
-        parts = [self._terms_digest, *(f"{self._digests[n]}x{c}" for n, c in combination)]
-        return hashlib.sha256("|".join(parts).encode()).hexdigest()[:32]
+        numbers = [self.names.index(name) for name, count in combination for _ in range(count)]
+        return self.keys(np.array([numbers], dtype=np.uint8))[0]
+
+    def keys(self, members: NDArray[np.uint8]) -> list[str]:
+        """Content hashes of many combinations, class numbers of shape (n, nodes).
+
+        The 128-bit sum of one hash for the terms and one for every node: a multiset hash, so the
+        order and number of the other classes do not matter.
+        """
+        parts = np.array([_lanes(self._digests[name]) for name in self.names])
+        terms = np.array(_lanes(self._terms_digest))
+        with np.errstate(over="ignore"):
+            sums = terms + parts[members].sum(axis=1, dtype=np.uint64)
+        text = sums.astype(">u8").tobytes().hex()
+        return [text[start : start + 32] for start in range(0, len(text), 32)]
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Node classes in the order of their numbers."""
+        return tuple(sorted(self.nodes))
 
     @cached_property
     def _terms_digest(self) -> str:
-        text = json.dumps(
-            [FORMULATION_VERSION, self.workload, asdict(self.terms), self.batch_sizes],
-            sort_keys=True,
-        )
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        parts = [FORMULATION_VERSION, self.workload, asdict(self.terms), self.batch_sizes]
+        text = json.dumps([*parts, self.least_gain], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     @cached_property
     def _digests(self) -> dict[str, str]:
         return {name: _digest(profile) for name, profile in self.nodes.items()}
+
+
+def _lanes(digest: str) -> tuple[np.uint64, np.uint64]:
+    return np.uint64(int(digest[:16], 16)), np.uint64(int(digest[16:32], 16))
 
 
 def build_phase_problem(
@@ -160,7 +182,7 @@ def build_phase_problem(
         )
         for node in nodes
     }
-    return PhaseProblem(workload.name, terms, sizes, profiles)
+    return PhaseProblem(workload.name, terms, sizes, profiles, settings.least_gain)
 
 
 def _request_terms(workload: Workload, phase: Phase, settings: PlacementSettings) -> RequestTerms:
@@ -265,4 +287,4 @@ def _digest(profile: NodeProfile) -> str:
         digest.update(repr(numbers).encode())
         for array in (option.layer_ms, option.head_ms, option.latency_layer_ms):
             digest.update(np.round(array, 9).tobytes())
-    return digest.hexdigest()[:16]
+    return digest.hexdigest()

@@ -1,22 +1,23 @@
-"""The best placement of one combination: search over M and b around the ILP.
+"""The reference solver: the best placement of one combination by search over M, b and the ILP.
 
 For a fixed (M, b), and for aggregated serving a least share of every group, let S(v) be the
-least summed latency of a pipeline whose every stage takes at
-most v (the ILP). S never rises with v, so the cycle `max(S(v), M v)` is least where they cross:
-a bisection over the distinct stage times finds it. Pairs (M, b) are tried best bound first, and
-a pair whose bound cannot beat the best placement so far is never solved.
+least summed latency of a pipeline whose every stage takes at most v (the ILP). S never rises with
+v, so the cycle `max(S(v), M v)` is least where they cross: a bisection over the distinct stage
+times finds it. Pairs (M, b) are tried best bound first, and a pair whose bound cannot beat the
+best placement so far is never solved. Production uses `exact.py`, which returns the same optimum.
 Source: docs/formulation.md, section 3.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from planner.errors import SolverStoppedError
-from planner.placement.combinations import sub_multisets
+from planner.perf.grids import Floats
+from planner.placement.combinations import CombinationSet, Members
 from planner.placement.ilp import (
     Columns,
     StageChoice,
@@ -24,12 +25,12 @@ from planner.placement.ilp import (
     pipeline_columns,
 )
 from planner.placement.profile import PhaseProblem
-from planner.placement.stages import Group, Role, StageTable, hop_ms
+from planner.placement.settings import RELATIVE_TOLERANCE, SHARE_WIDTHS
+from planner.placement.solution import Outcome, Solved
+from planner.placement.stages import Role, StageTable, Units, hop_ms, split_stage, units_of
 from planner.types import Combination, Phase, Placement, Stage, combination_size
 
-RELATIVE_TOLERANCE = 1e-4  # of a cycle: where a bisection stops
 ILP_TIME_LIMIT_S = 20.0
-SHARE_WIDTHS = (1, 2, 4, 8)  # aggregated: data-parallel groups that a pair (M, b) allows for
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Solution:
 
     placement: Placement | None
     proven: bool  # no ILP stopped at its time limit
-    ilps: int
+    searches: int  # ILPs
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +58,36 @@ class _Pair:
 class _Candidate:
     pair: _Pair
     stages: tuple[StageChoice, ...]
+    cap_ms: float
     cycle_ms: float
     latency_ms: float
     raw_rps: float
+
+
+@dataclass(frozen=True)
+class IlpSolver:
+    """Solves combinations one by one with the reference; small libraries only."""
+
+    problem: PhaseProblem
+
+    @cached_property
+    def _table(self) -> StageTable:
+        return StageTable(self.problem)
+
+    def solve(self, members: Members, floors: Floats) -> Solved:
+        """Best placements of combinations of one size that beat their floors."""
+        solved = Solved.empty(len(members))
+        rows = CombinationSet(self.problem.names, (members,))
+        gain = (1.0 + self.problem.least_gain) / (1.0 + RELATIVE_TOLERANCE)
+        for row, (combination, floor) in enumerate(zip(rows, floors.tolist(), strict=True)):
+            found = best_placement(self._table, combination, floor * gain)
+            outcome = Outcome.KEPT if found.placement else Outcome.NO_GAIN
+            if found.placement is None and floor <= 0.0:
+                outcome = Outcome.INFEASIBLE
+            solved.set(
+                row, outcome, floor, found.placement, searches=found.searches, proven=found.proven
+            )
+        return solved
 
 
 def best_placement(table: StageTable, combination: Combination, floor_rps: float = 0.0) -> Solution:
@@ -73,28 +101,29 @@ def best_placement(table: StageTable, combination: Combination, floor_rps: float
         key=lambda p: (-p.rps_bound, p.micro_batches, p.batch, -p.least_share),
     )
     for pair in pairs:  # single stages first: closed form, and good floors for the ILPs
-        search.try_single_stage(pair)
+        search.try_stages(pair, (StageChoice(Role.ONLY, combination, table.problem.terms.layers),))
     if combination_size(combination) > 1:
         for pair in pairs:
             search.try_pipelines(pair)
     best = search.best
-    placement = None if best is None else _read_back(table, best)
+    placement = None if best is None else _read_back(table.problem, best)
     return Solution(placement, search.proven, search.ilps)
 
 
 def throughput_of(table: StageTable, combination: Combination, placement: Placement) -> float:
     """What a given placement serves of the table's workload, before utilisation; 0 if nothing.
 
-    Stages, layers and options stay; micro-batches and their size are chosen anew. This is
+    Stages, layers and options stay; micro-batches, their size and shares are chosen anew. This is
     T[t, w] of a workload that shares another's replicas.
     """
     search = _Search(table, combination, 0.0)
     stages = tuple(
-        StageChoice(Role.at(index, len(placement.stages)), _group(table, stage), stage.layers)
+        StageChoice(Role.at(index, len(placement.stages)), (), stage.layers)
         for index, stage in enumerate(placement.stages)
     )
+    units = tuple(_units(table.problem, stage) for stage in placement.stages)
     for pair in sorted(search.pairs(), key=lambda p: -p.rps_bound):
-        search.try_stages(pair, stages)
+        search.try_stages(pair, stages, units)
     return search.best.raw_rps if search.best else 0.0
 
 
@@ -142,57 +171,57 @@ class _Search:
             return [0]
         return sorted({-(-batch // width) for width in SHARE_WIDTHS})
 
-    def try_single_stage(self, pair: _Pair) -> None:
+    def try_stages(
+        self, pair: _Pair, stages: tuple[StageChoice, ...], units: tuple[Units, ...] = ()
+    ) -> None:
+        """Placements whose stages are given, with their nodes free or (units) in fixed options."""
         if pair.cycle_bound_ms > self.longest_cycle_ms(pair):
             return
-        for group in self.table.groups(self.combination):
-            steps, latencies = self.table.column(
-                group, Role.ONLY, pair.micro_batches, pair.batch, pair.least_share
-            )
-            step = float(steps[self.terms.layers])
-            latency = float(latencies[self.terms.layers])
-            cycle = pair.micro_batches * step if self.in_cycles else step
-            if latency <= self.terms.budget_ms and cycle <= self.longest_cycle_ms(pair):
-                choice = StageChoice(Role.ONLY, group, self.terms.layers)
-                self._keep(pair, (choice,), cycle, cycle if self.in_cycles else latency)
-
-    def try_stages(self, pair: _Pair, stages: tuple[StageChoice, ...]) -> None:
-        """A placement whose stages are given."""
         hop = hop_ms(self.problem, self.combination, pair.batch)
-        slowest, latency = self._measure(stages, pair, hop)
-        stretch = pair.micro_batches if self.in_cycles else 1
-        cycle = max(latency, stretch * slowest) if self.in_cycles else slowest
-        if latency <= self.terms.budget_ms and cycle <= self.longest_cycle_ms(pair):
-            self._keep(pair, stages, cycle, cycle if self.in_cycles else latency)
+        nodes = units or tuple(units_of(stage.part) for stage in stages)
+        if self.in_cycles:
+            slowest, latency = self._measure(stages, nodes, pair, hop, np.inf)
+            cycle = max(latency, pair.micro_batches * slowest)
+            if cycle <= self.longest_cycle_ms(pair):
+                self._keep(pair, stages, cycle, cycle, cycle)
+            return
+        steps = [
+            self.table.steps_ms(self.combination, s.role, pair.batch, s.layers) for s in stages
+        ]
+        caps = np.unique(np.concatenate(steps))
+        caps = caps[caps <= self.longest_cycle_ms(pair)]
+        low, high, found = 0, len(caps) - 1, None
+        while low <= high:
+            middle = (low + high) // 2
+            _, latency = self._measure(stages, nodes, pair, hop, float(caps[middle]))
+            if latency <= self.terms.budget_ms:
+                found, high = (float(caps[middle]), latency), middle - 1
+            else:
+                low = middle + 1
+        if found is not None:
+            self._keep(pair, stages, found[0], found[0], found[1])
 
     def try_pipelines(self, pair: _Pair) -> None:
         limit = self.longest_cycle_ms(pair)
         if pair.cycle_bound_ms > limit:
             return
         hop = hop_ms(self.problem, self.combination, pair.batch)
-        longest = limit if self.in_cycles else self.terms.budget_ms
-        columns = pipeline_columns(
-            self.table,
-            self.combination,
-            pair.micro_batches,
-            pair.batch,
-            hop,
-            longest,
-            pair.least_share,
-        )
         stretch = pair.micro_batches if self.in_cycles else 1
-        caps = np.unique(columns.step_ms)
+        columns = self._columns(pair, hop, np.inf) if self.in_cycles else None
+        caps = self._caps(pair, columns)
         low = int(np.searchsorted(caps, pair.cap_bound_ms * (1 - 1e-9)))
         high = int(np.searchsorted(caps, limit / stretch, side="right")) - 1
         middle = high  # the loosest cap first: without a pipeline under it there is none at all
         while low <= high:
-            found = self._solve(columns, pair, float(caps[middle]))
+            cap = float(caps[middle])
+            found = self._solve(columns or self._columns(pair, hop, cap), pair, cap)
             if found is None:
                 low = middle + 1
             else:
-                slowest, latency = self._measure(found, pair, hop)
+                nodes = tuple(units_of(stage.part) for stage in found)
+                slowest, latency = self._measure(found, nodes, pair, hop, cap)
                 cycle = max(latency, stretch * slowest) if self.in_cycles else slowest
-                self._keep(pair, found, cycle, cycle if self.in_cycles else latency)
+                self._keep(pair, found, cap, cycle, cycle if self.in_cycles else latency)
                 if self.in_cycles and latency >= stretch * slowest:
                     low = middle + 1  # a lower cap only lengthens the sum
                 else:
@@ -201,6 +230,27 @@ class _Search:
                 high = min(high, int(np.searchsorted(caps, limit / stretch, side="right")) - 1)
             middle = (low + high) // 2
 
+    def _columns(self, pair: _Pair, hop: float, cap_ms: float) -> Columns:
+        longest = self.longest_cycle_ms(pair) if self.in_cycles else self.terms.budget_ms
+        return pipeline_columns(
+            self.table,
+            self.combination,
+            pair.micro_batches,
+            pair.batch,
+            hop,
+            longest,
+            pair.least_share,
+            cap_ms,
+        )
+
+    def _caps(self, pair: _Pair, columns: Columns | None) -> Floats:
+        """Distinct times that the slowest step of a pipeline can have."""
+        if columns is not None:
+            return np.unique(columns.latency_ms)
+        roles = (Role.FIRST, Role.MIDDLE, Role.LAST)
+        steps = [self.table.steps_ms(self.combination, role, pair.batch) for role in roles]
+        return np.unique(np.concatenate(steps))
+
     def _solve(self, columns: Columns, pair: _Pair, cap: float) -> tuple[StageChoice, ...] | None:
         if not self._enough_work(pair, cap):
             return None
@@ -208,7 +258,12 @@ class _Search:
         self.ilps += 1
         try:
             found = min_sum_pipeline(
-                columns, self.combination, self.terms.layers, cap, budget, ILP_TIME_LIMIT_S
+                columns,
+                self.combination,
+                self.terms.layers,
+                cap if self.in_cycles else np.inf,  # prefill: its columns are made for the cap
+                budget,
+                ILP_TIME_LIMIT_S,
             )
         except SolverStoppedError:  # one slow program must not end an hour's build
             self.proven, found = False, None
@@ -218,24 +273,36 @@ class _Search:
         return found.stages
 
     def _measure(
-        self, stages: tuple[StageChoice, ...], pair: _Pair, hop: float
+        self,
+        stages: tuple[StageChoice, ...],
+        nodes: tuple[Units, ...],
+        pair: _Pair,
+        hop: float,
+        cap_ms: float,
     ) -> tuple[float, float]:
-        """Slowest step and summed latency of a pipeline, hops included."""
-        slowest, latency = 0.0, hop * (len(stages) - 1)
-        for stage in stages:
-            step, summed = self.table.column(
-                stage.group, stage.role, pair.micro_batches, pair.batch, pair.least_share
+        """Slowest step (prefill: the cap) and summed latency of a pipeline, hops included."""
+        latencies = [
+            float(
+                self.table.latency_ms(
+                    units, stage.role, pair.micro_batches, pair.batch, pair.least_share, cap_ms
+                )[stage.layers]
             )
-            slowest = max(slowest, float(step[stage.layers]))
-            latency += float(summed[stage.layers])
-        return slowest, latency
+            for stage, units in zip(stages, nodes, strict=True)
+        ]
+        slowest = max(latencies) if self.in_cycles else cap_ms
+        return slowest, sum(latencies) + hop * (len(stages) - 1)
 
     def _keep(
-        self, pair: _Pair, stages: tuple[StageChoice, ...], cycle_ms: float, latency_ms: float
+        self,
+        pair: _Pair,
+        stages: tuple[StageChoice, ...],
+        cap_ms: float,
+        cycle_ms: float,
+        latency_ms: float,
     ) -> None:
         raw_rps = self.rps(pair, cycle_ms)
         if raw_rps > max(self.floor_rps, self.best.raw_rps if self.best else 0.0):
-            self.best = _Candidate(pair, stages, cycle_ms, latency_ms, raw_rps)
+            self.best = _Candidate(pair, stages, cap_ms, cycle_ms, latency_ms, raw_rps)
 
     def _enough_work(self, pair: _Pair, cap_ms: float) -> bool:
         """Necessary: the nodes' most request-layers within one cap reach b x L."""
@@ -276,33 +343,34 @@ class _Search:
         return _Pair(micro_batches, batch, share, low, cycle, rps)
 
     def _sum_bound(self, micro_batches: int, batch: int) -> float:
-        """Every layer takes at least its share of the fastest stage that the nodes can form."""
+        """Every layer takes at least its share of the fastest stage: of all nodes together."""
         layers = np.arange(1, self.terms.layers + 1)
-        # In cycles more nodes never slow a stage down: all of them together are the fastest.
-        whole = [self.combination] if self.in_cycles else sub_multisets(self.combination)
-        return self.terms.layers * min(
-            float((times.latency_ms[1:, batch] / layers).min())
-            for part in whole
-            for group in self.table.variants(part)
-            for times in [self.table.stage(group, Role.NOWHERE, micro_batches)]
-        )
+        units = units_of(self.combination)
+        times = self.table.latency_ms(units, Role.NOWHERE, micro_batches, batch)
+        return self.terms.layers * float((times[1:] / layers).min())
 
 
-def _group(table: StageTable, stage: Stage) -> Group:
+def _units(problem: PhaseProblem, stage: Stage) -> Units:
     units = []
     for node in stage.nodes:
-        options = table.problem.nodes[node.node_class].options
-        shapes = [(option.tp, option.dp) for option in options]
+        shapes = [(option.tp, option.dp) for option in problem.nodes[node.node_class].options]
         which = shapes.index((node.tensor_parallel_size, node.data_parallel_size))
         units.append((node.node_class, which))
-    return tuple(sorted(Counter(units).items()))
+    return tuple(sorted(units))
 
 
-def _read_back(table: StageTable, best: _Candidate) -> Placement:
+def _read_back(problem: PhaseProblem, best: _Candidate) -> Placement:
     stages, first = [], 0
     for choice in best.stages:
-        nodes = table.shares(
-            choice.group, choice.role, best.pair.micro_batches, choice.layers, best.pair.batch
+        nodes = split_stage(
+            problem,
+            units_of(choice.part),
+            choice.role,
+            best.pair.micro_batches,
+            choice.layers,
+            best.pair.batch,
+            best.pair.least_share,
+            best.cap_ms,
         )
         stages.append(Stage(first, choice.layers, nodes))
         first += choice.layers

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from planner.types import Phase, Slo
+
+RELATIVE_TOLERANCE = 1e-4  # of a throughput: how near to the optimum a solver stops
+SHARE_WIDTHS = (1, 2, 4, 8)  # aggregated: data-parallel groups that a pair (M, b) allows for
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +18,8 @@ class PlacementSettings:
 
     max_nodes: int = 3  # N_max
     memory_ratio: float = 12.0  # rho: a combination's memory is at most rho x the model's bytes
+    least_gain: float = RELATIVE_TOLERANCE  # relative, of a template above its parts
+    solver: Literal["exact", "ilp"] = "exact"
     decode_batch_sizes: tuple[int, ...] = (
         1,
         2,

@@ -1,25 +1,24 @@
 """Times of one stage: any group of nodes, any number of layers, any micro-batch size.
 
-A stage splits its micro-batch so that its slowest node is as fast as possible. With `t_i(x)` the
-step time of node i for x requests (non-decreasing in x), each node offers slots t_i(1) <= t_i(2)
-<= ..., and the best split of b takes the b cheapest slots of all nodes: its time is the b-th
-smallest slot, its shares are how many slots of each node were taken (docs/formulation.md, P3).
+Every node of a stage has an option (8 x TP1, ..., 1 x TP8) and a share of the micro-batch, or is
+idle; the shares add to it (docs/formulation.md, P3). With `t_i(x)` the least step of node i for x
+requests, every node offers slots t_i(1) <= t_i(2) <= ..., and the best split of b takes the b
+cheapest slots of all nodes. Prefill takes slots by latency, among those whose step is under the
+cap; a least share per group makes the first slots of an option one.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import combinations_with_replacement, product
+from itertools import product
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from planner.perf.grids import Floats
-from planner.placement.combinations import sub_multisets
-from planner.placement.profile import NodeOption, NodeProfile, PhaseProblem
+from planner.placement.profile import NodeProfile, PhaseProblem
 from planner.types import Combination, Phase, StageNode
 
 GBIT_PER_MS = 1e6  # bits per ms at 1 Gbit/s
@@ -63,18 +62,22 @@ class Role(Enum):
         return self.value[3]
 
 
-Unit = tuple[str, int]  # node class and which of its options; BEST takes the fastest per point
-Group = tuple[tuple[Unit, int], ...]  # the nodes of one stage: units with their counts
-BEST = -1
+BEST = -1  # any option
+Unit = tuple[str, int]  # a node of a class, and which of its options it has to take (or BEST)
+Units = tuple[Unit, ...]  # the nodes of one stage
+
+
+def units_of(part: Combination) -> Units:
+    """The nodes of a combination, free in their options."""
+    return tuple((name, BEST) for name, count in part for _ in range(count))
 
 
 @dataclass(frozen=True)
-class StageTimes:
-    """Times of one group in one role, shape (layers + 1, largest batch + 1), by [l, b]."""
+class NodeTimes:
+    """Times of one node in one option, shape (layers, largest batch + 1), by [l, x]."""
 
-    step_ms: Floats  # tau_s of P3; infinite where memory or the KV hand-over does not fit
+    step_ms: Floats  # infinite where memory or the KV hand-over does not fit
     latency_ms: Floats  # with one p95 request in the micro-batch; in cycles the same as step_ms
-    group_share: NDArray[np.int_]  # requests of the least loaded tensor parallel group at work
 
 
 @dataclass
@@ -82,34 +85,45 @@ class StageTable:
     """Stage times of one phase problem, computed once for every group, role and M."""
 
     problem: PhaseProblem
-    _stages: dict[tuple[Group, Role, int], StageTimes] = field(default_factory=dict)
-    _options: dict[tuple[str, Role, int], NDArray[np.int8]] = field(default_factory=dict)
-    _variants: dict[Combination, list[Group]] = field(default_factory=dict)
+    _times: dict[tuple[Unit, Role, int], NodeTimes] = field(default_factory=dict)
+    _slots: dict[tuple[Unit, Role, int], Floats] = field(default_factory=dict)
+    _merged: dict[tuple[Units, Role, int], Floats] = field(default_factory=dict)
     _work: dict[tuple[str, int, int], tuple[Floats, Floats]] = field(default_factory=dict)
 
-    def variants(self, part: Combination) -> list[Group]:
-        """Every way to make one stage of exactly these nodes.
+    def latency_ms(
+        self,
+        units: Units,
+        role: Role,
+        micro_batches: int,
+        batch: int,
+        least_share: int = 0,
+        cap_ms: float = np.inf,
+    ) -> Floats:
+        """Least latency of a stage of these nodes by layers, shape (L + 1,); in cycles its step.
 
-        Decode: the faster option of a node is also the one of least latency, so each node takes
-        its best. Elsewhere 8 x TP1 has the throughput, 1 x TP8 the latency, so each is a choice.
+        Infinite where the nodes do not hold it, or no split has a step under the cap.
         """
-        if part not in self._variants:
-            choices = [
-                [
-                    tuple(sorted(Counter(units).items()))
-                    for units in combinations_with_replacement(self._units(name), count)
-                ]
-                for name, count in part
-            ]
-            self._variants[part] = [
-                tuple(unit for units in chosen for unit in units) for chosen in product(*choices)
-            ]
-        return self._variants[part]
+        if self.problem.phase is Phase.PREFILL:
+            slots = [self._prompt_slots(u, role, micro_batches, batch, cap_ms) for u in units]
+            return _smallest(np.concatenate(slots, axis=1), batch)
+        if least_share:
+            found = self._with_shares(units, role, micro_batches, batch, least_share)
+        else:
+            found = self._merge(units, role, micro_batches)[:, batch]
+        return np.where(found <= cap_ms, found, np.inf)
 
-    def groups(self, combination: Combination) -> Iterator[Group]:
-        """Every way to make one stage of some of the combination's nodes."""
-        for part in sub_multisets(combination):
-            yield from self.variants(part)
+    def steps_ms(
+        self, combination: Combination, role: Role, batch: int, layers: int | None = None
+    ) -> Floats:
+        """Every step that a node can have in a stage, of so many layers or any."""
+        rows = slice(1, None) if layers is None else slice(layers, layers + 1)
+        found = [
+            self.times((name, which), role, 1).step_ms[rows, 1 : batch + 1].ravel()
+            for name, _ in combination
+            for which in range(len(self.problem.nodes[name].options))
+        ]
+        steps = np.unique(np.concatenate(found))
+        return steps[np.isfinite(steps)]
 
     def work(self, name: str, micro_batches: int, batch: int, cap_ms: float) -> float:
         """Most request-layers that one node does within `cap_ms` of a micro-batch of `batch`."""
@@ -120,13 +134,17 @@ class StageTable:
         position = int(np.searchsorted(times, cap_ms, side="right")) - 1
         return float(amounts[position]) if position >= 0 else 0.0
 
+    def times(self, unit: Unit, role: Role, micro_batches: int) -> NodeTimes:
+        """All times of a node in one option."""
+        key = (unit, role, micro_batches)
+        if key not in self._times:
+            layers = np.arange(self.problem.terms.layers + 1)
+            self._times[key] = node_times(self.problem, unit, role, micro_batches, layers)
+        return self._times[key]
+
     def _work_frontier(self, name: str, micro_batches: int, batch: int) -> tuple[Floats, Floats]:
         """Step times and the most layers x requests within each, both increasing."""
-        stacked = [
-            self.stage(group, Role.NOWHERE, micro_batches).step_ms[:, : batch + 1]
-            for group in self.variants(((name, 1),))
-        ]
-        step = np.minimum.reduce(stacked)
+        step = self._best_slots((name, BEST), Role.NOWHERE, micro_batches)[:, : batch + 1]
         amount = np.outer(np.arange(step.shape[0]), np.arange(batch + 1)).astype(float)
         finite = np.isfinite(step) & (amount > 0)
         times, amounts = step[finite], amount[finite]
@@ -135,87 +153,142 @@ class StageTable:
         rising = np.diff(np.maximum.accumulate(amounts), prepend=0.0) > 0
         return times[rising], amounts[rising]
 
-    def stage(self, group: Group, role: Role, micro_batches: int) -> StageTimes:
-        """Times of a group as one stage."""
-        key = (group, role, micro_batches)
-        if key not in self._stages:
-            if sum(count for _, count in group) == 1:
-                self._stages[key] = self._unit_times(group[0][0], role, micro_batches)
-            else:
-                self._stages[key] = self._merge(group, role, micro_batches)
-        return self._stages[key]
+    def _best_slots(self, unit: Unit, role: Role, micro_batches: int) -> Floats:
+        """Least step of a node by [l, x], whatever its option."""
+        key = (unit, role, micro_batches)
+        if key not in self._slots:
+            chosen = _choices(self.problem, unit)
+            self._slots[key] = np.minimum.reduce(
+                [self.times((unit[0], which), role, micro_batches).step_ms for which in chosen]
+            )
+        return self._slots[key]
 
-    def column(
-        self, group: Group, role: Role, micro_batches: int, batch: int, least_share: int
-    ) -> tuple[Floats, Floats]:
-        """Step and latency by layers; infinite latency where a group's share is too small."""
-        times = self.stage(group, role, micro_batches)
-        step, latency = times.step_ms[:, batch], times.latency_ms[:, batch]
-        if least_share:
-            latency = np.where(times.group_share[:, batch] >= least_share, latency, np.inf)
-        return step, latency
+    def _merge(self, units: Units, role: Role, micro_batches: int) -> Floats:
+        """The b-th smallest slot of all nodes, by [l, b]."""
+        key = (units, role, micro_batches)
+        if key not in self._merged:
+            slots = [self._best_slots(unit, role, micro_batches)[:, 1:] for unit in units]
+            largest = slots[0].shape[1]
+            merged = np.sort(np.concatenate(slots, axis=1), axis=1)[:, :largest]
+            self._merged[key] = np.hstack([np.zeros((merged.shape[0], 1)), merged])
+        return self._merged[key]
 
-    def shares(
-        self, group: Group, role: Role, micro_batches: int, layers: int, batch: int
-    ) -> tuple[StageNode, ...]:
-        """The nodes of a stage with their shares of the micro-batch; idle nodes left out."""
-        units = _units_of(group)
-        times = [self.stage(((unit, 1),), role, micro_batches).step_ms for unit in units]
-        slots = np.concatenate([step[layers, 1 : batch + 1] for step in times])
-        taken = np.argsort(slots, kind="stable")[:batch] // batch
-        nodes = []
-        for index, (name, which) in enumerate(units):
-            share = int((taken == index).sum())
-            if share == 0:
+    def _prompt_slots(
+        self, unit: Unit, role: Role, micro_batches: int, batch: int, cap_ms: float
+    ) -> Floats:
+        """Least latency of a node by [l, x - 1] among options whose step is under the cap."""
+        found = []
+        for which in _choices(self.problem, unit):
+            times = self.times((unit[0], which), role, micro_batches)
+            step, latency = times.step_ms[:, 1 : batch + 1], times.latency_ms[:, 1 : batch + 1]
+            found.append(np.where(step <= cap_ms, latency, np.inf))
+        return np.minimum.reduce(found)
+
+    def _with_shares(
+        self, units: Units, role: Role, micro_batches: int, batch: int, least_share: int
+    ) -> Floats:
+        """Least step where every tensor parallel group has `least_share` requests or none."""
+        best = np.full(self.problem.terms.layers + 1, np.inf)
+        for chosen in _at_work(self.problem, units):
+            least = [least_share * _dp(self.problem, unit) for unit in chosen]
+            left = batch - sum(least)
+            if left < 0:
                 continue
-            if which == BEST:
-                which = int(self._options[(name, role, micro_batches)][layers, share])
-            option = self.problem.nodes[name].options[which]
+            steps = [self.times(unit, role, micro_batches).step_ms for unit in chosen]
+            base = np.maximum.reduce([s[:, x] for s, x in zip(steps, least, strict=True)])
+            if left:
+                more = [s[:, x + 1 : batch + 1] for s, x in zip(steps, least, strict=True)]
+                base = np.maximum(base, _smallest(np.concatenate(more, axis=1), left))
+            np.minimum(best, base, out=best)
+        return best
+
+
+def split_stage(
+    problem: PhaseProblem,
+    units: Units,
+    role: Role,
+    micro_batches: int,
+    layers: int,
+    batch: int,
+    least_share: int = 0,
+    cap_ms: float = np.inf,
+) -> tuple[StageNode, ...]:
+    """The split that `StageTable.latency_ms` stands for; idle nodes left out, () if there is none."""
+    prefill = problem.phase is Phase.PREFILL
+    rows = {}
+    for name, which in {(u[0], w) for u in units for w in _choices(problem, u)}:
+        times = node_times(problem, (name, which), role, micro_batches, np.array([layers]))
+        latency = times.latency_ms[0] if prefill else times.step_ms[0]
+        rows[name, which] = np.where(times.step_ms[0] <= cap_ms, latency, np.inf)
+    best, worst = (), np.inf
+    for chosen in _at_work(problem, units) if least_share else [units]:
+        split = _cheapest_slots(problem, chosen, rows, batch, least_share)
+        if split is not None and split[0] < worst:
+            worst, best = split[0], tuple(zip(chosen, split[1], strict=True))
+    nodes = []
+    for (name, which), share in best:
+        if share:
+            choices = _choices(problem, (name, which))
+            fastest = min((float(rows[name, w][share]), w) for w in choices)[1]
+            option = problem.nodes[name].options[fastest]
             nodes.append(StageNode(name, option.tp, option.dp, share))
-        return tuple(nodes)
+    return tuple(nodes)
 
-    def _units(self, name: str) -> list[Unit]:
-        if self.problem.phase is Phase.DECODE:
-            return [(name, BEST)]
-        return [(name, which) for which in range(len(self.problem.nodes[name].options))]
 
-    def _unit_times(self, unit: Unit, role: Role, micro_batches: int) -> StageTimes:
-        name, which = unit
-        node = self.problem.nodes[name]
-        if which != BEST:
-            return _node_times(self.problem, node, node.options[which], role, micro_batches)
-        times = np.stack(
-            [
-                _node_times(self.problem, node, option, role, micro_batches).step_ms
-                for option in node.options
-            ]
-        )
-        self._options[(name, role, micro_batches)] = np.argmin(times, axis=0).astype(np.int8)
-        best = times.min(axis=0)
-        return StageTimes(best, best, np.zeros(best.shape, dtype=int))
+def _cheapest_slots(
+    problem: PhaseProblem,
+    units: Units,
+    rows: Mapping[Unit, Floats],
+    batch: int,
+    least_share: int,
+) -> tuple[float, list[int]] | None:
+    """Slowest node and shares of the best split; `least_share` requests a group go first."""
+    least = [least_share * _dp(problem, unit) if least_share else 0 for unit in units]
+    left = batch - sum(least)
+    if left < 0:
+        return None
+    worst = 0.0
+    slots = np.full((len(units), batch), np.inf)
+    for index, (unit, start) in enumerate(zip(units, least, strict=True)):
+        times = np.minimum.reduce([rows[unit[0], w] for w in _choices(problem, unit)])
+        worst = max(worst, float(times[start]))
+        slots[index, : batch - start] = times[start + 1 : batch + 1]
+    taken = np.argsort(slots, axis=None, kind="stable")[:left]
+    worst = max(worst, float(slots.ravel()[taken].max(initial=0.0)))
+    counts = np.bincount(taken // batch, minlength=len(units)).tolist()
+    return worst, [count + start for count, start in zip(counts, least, strict=True)]
 
-    def _merge(self, group: Group, role: Role, micro_batches: int) -> StageTimes:
-        times = [self.stage(((unit, 1),), role, micro_batches) for unit in _units_of(group)]
-        largest = times[0].step_ms.shape[1] - 1
-        slots = np.concatenate([t.step_ms[:, 1:] for t in times], axis=1)
-        alive = np.isfinite(slots).any(axis=1)  # layers that no node of the group holds stay out
-        slots = slots[alive]
-        if self.problem.phase is Phase.DECODE:
-            merged = _expand(np.sort(slots, axis=1)[:, :largest], alive)
-            return StageTimes(merged, merged, np.zeros(merged.shape, dtype=int))
-        order = np.argsort(slots, axis=1, kind="stable")[:, :largest]
-        latency = np.zeros(order.shape)
-        least = np.full(order.shape, largest)
-        rows = np.flatnonzero(alive)[:, None]
-        for index, node in enumerate(times):
-            share = np.cumsum(order // largest == index, axis=1)
-            np.maximum(latency, node.latency_ms[rows, share], out=latency)
-            at_work = np.where(share > 0, node.group_share[rows, share], largest)
-            np.minimum(least, at_work, out=least)
-        step = np.take_along_axis(slots, order, axis=1)
-        share_of_all = np.zeros((alive.size, largest + 1), dtype=int)
-        share_of_all[alive, 1:] = least
-        return StageTimes(_expand(step, alive), _expand(latency, alive), share_of_all)
+
+def node_times(
+    problem: PhaseProblem,
+    unit: Unit,
+    role: Role,
+    micro_batches: int,
+    layers: NDArray[np.int_],
+) -> NodeTimes:
+    """Times of a node in one option for some numbers of layers and every batch."""
+    terms, node = problem.terms, problem.nodes[unit[0]]
+    option = node.options[unit[1]]
+    batches = np.arange(max(problem.batch_sizes) + 1)
+    group = -(-batches // option.dp)  # the largest share of the node's groups
+    index = np.maximum(group - 1, 0)
+    head = option.head_ms[index] * role.is_last + option.overhead_ms
+    step = layers[:, None] * option.layer_ms[index][None, :] + head[None, :]
+    step = np.maximum(step, network_ms(problem, node, role, layers[:, None], batches[None, :]))
+    latency = layers[:, None] * option.latency_layer_ms[index][None, :] + head[None, :]
+    room = np.array(
+        [
+            option.max_sequences(int(n), first=role.is_first, last=role.is_last, terms=terms)
+            if n
+            else 0
+            for n in layers
+        ]
+    )
+    unfit = micro_batches * group[None, :] > room[:, None]  # P4; no layers, no room (P1)
+    unfit |= handover_ms(problem, node, layers[:, None], batches[None, :]) > terms.handover_ms
+    step[unfit] = latency[unfit] = np.inf
+    step[:, 0] = latency[:, 0] = 0.0
+    return NodeTimes(step, step if problem.phase.in_cycles else latency)
 
 
 def hop_ms(problem: PhaseProblem, combination: Combination, batch: int) -> float:
@@ -265,41 +338,28 @@ def handover_ms(
     return np.asarray(8.0 * kv / (node.network_peak_gbit_per_s * GBIT_PER_MS))
 
 
-def _node_times(
-    problem: PhaseProblem, node: NodeProfile, option: NodeOption, role: Role, micro_batches: int
-) -> StageTimes:
-    terms = problem.terms
-    layers = np.arange(terms.layers + 1)
-    batches = np.arange(max(problem.batch_sizes) + 1)
-    group = -(-batches // option.dp)  # the largest share of the node's groups
-    index = np.maximum(group - 1, 0)
-    head = option.head_ms[index] * role.is_last + option.overhead_ms
-    step = layers[:, None] * option.layer_ms[index][None, :] + head[None, :]
-    step = np.maximum(step, network_ms(problem, node, role, layers[:, None], batches[None, :]))
-    latency = layers[:, None] * option.latency_layer_ms[index][None, :] + head[None, :]
-    room = np.array(
-        [
-            option.max_sequences(int(n), first=role.is_first, last=role.is_last, terms=terms)
-            if n
-            else 0
-            for n in layers
-        ]
-    )
-    unfit = micro_batches * group[None, :] > room[:, None]  # P4; no layers, no room (P1)
-    unfit |= handover_ms(problem, node, layers[:, None], batches[None, :]) > terms.handover_ms
-    step[unfit] = latency[unfit] = np.inf
-    step[:, 0] = latency[:, 0] = 0.0
-    share = np.broadcast_to(batches // option.dp, step.shape)
-    return StageTimes(step, step if problem.phase.in_cycles else latency, share)
+def _choices(problem: PhaseProblem, unit: Unit) -> Sequence[int]:
+    """Options that a node may take."""
+    return range(len(problem.nodes[unit[0]].options)) if unit[1] == BEST else (unit[1],)
 
 
-def _units_of(group: Group) -> list[Unit]:
-    return [unit for unit, count in group for _ in range(count)]
+def _at_work(problem: PhaseProblem, units: Units) -> Iterator[Units]:
+    """Every choice of nodes at work and of their options; equal choices once."""
+    seen: set[Units] = set()
+    for chosen in product(*((None, *_choices(problem, u)) for u in units)):
+        at_work = [(u[0], w) for u, w in zip(units, chosen, strict=True) if w is not None]
+        key = tuple(sorted(at_work))
+        if key and key not in seen:
+            seen.add(key)
+            yield key
 
 
-def _expand(times: Floats, alive: NDArray[np.bool_]) -> Floats:
-    """Back to all layers (infinite where no node holds them) and to a batch of zero."""
-    whole = np.full((alive.size, times.shape[1] + 1), np.inf)
-    whole[:, 0] = 0.0
-    whole[alive, 1:] = times
-    return whole
+def _dp(problem: PhaseProblem, unit: Unit) -> int:
+    return problem.nodes[unit[0]].options[unit[1]].dp
+
+
+def _smallest(slots: Floats, rank: int) -> Floats:
+    """The rank-th smallest of every row; infinite where there are fewer."""
+    if slots.shape[1] < rank:
+        return np.full(slots.shape[0], np.inf)
+    return np.partition(slots, rank - 1, axis=1)[:, rank - 1]

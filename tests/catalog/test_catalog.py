@@ -5,10 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 
 import duckdb
+import polars as pl
 import polars as pl
 import pytest
 
@@ -97,26 +99,27 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
 def test_templates_come_back_as_they_went(tmp_path: Path) -> None:
     catalog = Catalog(tmp_path)
     stored = template("k1", Phase.DECODE, {"A x1": 2, "B x1": 1}, 3.0)
-    row = writes.SolutionRow(
-        "k1",
-        "chat",
-        Phase.DECODE,
-        stored.combination,
-        "kept",
-        3.0,
-        True,
-        4,
-        0.1,
-        stored,
-        workload(),
+    solved = pl.DataFrame(
+        {
+            "solution_id": ["k1", "k2"],
+            "combination": [json.dumps(stored.combination), '[["A x1", 1]]'],
+            "outcome": ["kept", "no placement inside the SLO"],
+            "best_rps": [3.0, 0.0],
+            "proven": [True, True],
+            "searches": [4, 0],
+            "seconds": [0.1, 0.1],
+        }
     )
-    with catalog.write() as connection:
-        writes.write_solutions(connection, [row], datetime.now(UTC))
-    with catalog.write() as connection:
-        writes.write_solutions(connection, [row], datetime.now(UTC))  # twice is once
+    for _ in range(2):  # twice is once
+        with catalog.write() as connection:
+            writes.write_solutions(
+                connection, workload(), Phase.DECODE, solved, [stored], datetime.now(UTC)
+            )
     with catalog.read() as connection:
         assert reads.read_templates(connection, ["k1", "nothing"]) == [stored]
-        assert reads.read_solutions(connection, ["k1"])["k1"].best_rps == 3.0
+        found = reads.read_solutions(connection, ["nothing", "k1", "k2"])
+    assert found["position"].to_list() == [1, 2]
+    assert found["best_rps"].to_list() == [3.0, 0.0]
 
 
 def test_a_newer_schema_is_refused(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def _chunks_fit(terms, cycle: float, share: int) -> bool:
 
 
 def _stage_choices(problem, names, layers, ends, m, b) -> list[tuple[float, float, int]]:
-    """(step, latency, least group share) of every choice of options with its fastest split."""
+    """(step, latency, least group share) of every choice of options and split."""
     found = []
     options = [range(len(problem.nodes[name].options)) for name in names]
     for indices in itertools.product(*options):
@@ -67,7 +67,6 @@ def _stage_choices(problem, names, layers, ends, m, b) -> list[tuple[float, floa
         if list(zip(names, indices, strict=True)) != order:
             continue  # equal nodes: the same choice in another order
         chosen = [problem.nodes[name].options[index] for name, index in order]
-        splits = []
         for shares in itertools.product(range(b + 1), repeat=len(names)):
             if sum(shares) != b:
                 continue
@@ -77,12 +76,9 @@ def _stage_choices(problem, names, layers, ends, m, b) -> list[tuple[float, floa
                 if share
             ]
             least = min(x // o.dp for x, o in zip(shares, chosen, strict=True) if x)
-            step = max(t[0] for t in times)
-            splits.append((step, [-x for x in shares], max(t[1] for t in times), least))
-        # P3: the slowest node as fast as possible; of equal splits earlier nodes take more
-        step, _, latency, least = min(splits)
-        if math.isfinite(step):
-            found.append((step, latency, least))
+            step, latency = max(t[0] for t in times), max(t[1] for t in times)
+            if math.isfinite(step):
+                found.append((step, latency, least))
     return found
 
 

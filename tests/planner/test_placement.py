@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from planner.placement.combinations import (
+    SplitFloors,
     count_multisets,
     enumerate_combinations,
-    split_floor,
+    members_of,
     sub_multisets,
 )
 from planner.placement.evaluate import PlacementCheckError, evaluate, make_template
+from planner.placement.exact import ExactSolver
 from planner.placement.latency import least_latency_ms
-from planner.placement.search import RELATIVE_TOLERANCE, best_placement, throughput_of
+from planner.placement.search import IlpSolver, best_placement, throughput_of
+from planner.placement.settings import RELATIVE_TOLERANCE
 from planner.placement.stages import StageTable
 from planner.types import Phase, Stage, combination_of
 from tests.builders import random_problem
@@ -26,34 +30,47 @@ def combinations_of(problem, max_nodes):
     return list(enumerate_combinations(problem, max_nodes, 1e9))
 
 
+def solver_of(kind: str, problem, max_nodes: int = 3):
+    return ExactSolver(problem, max_nodes) if kind == "exact" else IlpSolver(problem)
+
+
+def solve_one(solver, combination, floor_rps: float = 0.0):
+    """The placement that a solver finds for one combination, or None."""
+    members = members_of(solver.problem.names, combination)
+    return solver.solve(members, np.array([floor_rps])).placements.get(0)
+
+
+@pytest.mark.parametrize("kind", ["exact", "ilp"])
 @pytest.mark.parametrize("phase", list(Phase))
 @pytest.mark.parametrize("seed", range(12))
-def test_best_placement_matches_brute_force_on_pairs(seed: int, phase: Phase) -> None:
+def test_best_placement_matches_brute_force_on_pairs(seed: int, phase: Phase, kind: str) -> None:
     problem = random_problem(seed, phase)
-    table = StageTable(problem)
+    solver = solver_of(kind, problem)
     for combination in combinations_of(problem, 2):
         expected = best_rps(problem, combination)
-        found = best_placement(table, combination)
-        assert found.proven
+        placement = solve_one(solver, combination)
         if expected == 0:
-            assert found.placement is None
+            assert placement is None
         else:
-            assert found.placement is not None
-            assert found.placement.raw_rps == pytest.approx(expected, rel=2 * RELATIVE_TOLERANCE)
-            assert found.placement.raw_rps <= expected * (1 + 1e-9)
+            assert placement is not None
+            assert placement.raw_rps == pytest.approx(expected, rel=2 * RELATIVE_TOLERANCE)
+            assert placement.raw_rps <= expected * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("kind", ["exact", "ilp"])
 @pytest.mark.parametrize("phase", list(Phase))
 @pytest.mark.parametrize("seed", range(20, 30))
-def test_best_placement_matches_brute_force_on_three_nodes(seed: int, phase: Phase) -> None:
+def test_best_placement_matches_brute_force_on_three_nodes(
+    seed: int, phase: Phase, kind: str
+) -> None:
     problem = random_problem(seed, phase, layers=4, classes=2)
     problem = replace(problem, batch_sizes=(1, 3))
-    table = StageTable(problem)
+    solver = solver_of(kind, problem)
     names = sorted(problem.nodes)
     for counts in ({names[0]: 3}, {names[0]: 2, names[1]: 1}, {names[0]: 1, names[1]: 2}):
         combination = combination_of(counts)
         expected = best_rps(problem, combination)
-        placement = best_placement(table, combination).placement
+        placement = solve_one(solver, combination)
         assert (placement.raw_rps if placement else 0.0) == pytest.approx(
             expected, rel=2 * RELATIVE_TOLERANCE
         )
@@ -74,28 +91,30 @@ def test_brute_force_cases_include_pipelines_and_data_parallel_stages() -> None:
     assert {(1, 1), (1, 2), (2, 1)} <= shapes
 
 
+@pytest.mark.parametrize("kind", ["exact", "ilp"])
 @pytest.mark.parametrize("phase", list(Phase))
-def test_a_floor_hides_what_does_not_beat_it(phase: Phase) -> None:
+def test_a_floor_hides_what_does_not_beat_it(phase: Phase, kind: str) -> None:
     problem = random_problem(3, phase)
-    table = StageTable(problem)
+    solver = solver_of(kind, problem)
     for combination in combinations_of(problem, 2):
-        free = best_placement(table, combination).placement
+        free = solve_one(solver, combination)
         if free is None:
             continue
-        assert best_placement(table, combination, free.raw_rps).placement is None
-        below = best_placement(table, combination, free.raw_rps * 0.99).placement
+        assert solve_one(solver, combination, free.raw_rps) is None
+        below = solve_one(solver, combination, free.raw_rps * 0.99)
         assert below is not None
         assert below.raw_rps == pytest.approx(free.raw_rps, rel=2 * RELATIVE_TOLERANCE)
 
 
+@pytest.mark.parametrize("kind", ["exact", "ilp"])
 @pytest.mark.parametrize("phase", list(Phase))
-def test_every_placement_survives_the_recheck(phase: Phase) -> None:
+def test_every_placement_survives_the_recheck(phase: Phase, kind: str) -> None:
     checked = 0
     for seed in range(8):
         problem = random_problem(seed, phase)
-        table = StageTable(problem)
+        solver = solver_of(kind, problem)
         for combination in combinations_of(problem, 2):
-            placement = best_placement(table, combination).placement
+            placement = solve_one(solver, combination)
             if placement:
                 template = make_template(problem, combination, placement)
                 assert template.throughput_rps == pytest.approx(placement.raw_rps * 0.9)
@@ -168,14 +187,14 @@ def test_enumeration_keeps_rho_and_exempts_single_nodes() -> None:
 
 
 def test_split_floor_is_the_best_pair_of_parts() -> None:
-    best = {
-        combination_of({"A": 1}): 2.0,
-        combination_of({"B": 1}): 3.0,
-        combination_of({"A": 1, "B": 1}): 7.0,
-        combination_of({"A": 2}): 4.5,
-    }
-    assert split_floor(combination_of({"A": 2, "B": 1}), best) == 9.0  # AB + A
-    assert split_floor(combination_of({"A": 1}), best) == 0.0
+    floors = SplitFloors(classes=2, max_nodes=3)
+    floors.record(np.array([[0], [1]], dtype=np.uint8), np.array([2.0, 3.0]))
+    pairs = np.array([[0, 0], [0, 1], [1, 1]], dtype=np.uint8)
+    assert floors.floors(pairs).tolist() == [4.0, 5.0, 6.0]
+    floors.record(pairs, np.array([4.5, 7.0, 6.0]))
+    triples = np.array([[0, 0, 1], [0, 0, 0], [1, 1, 1]], dtype=np.uint8)
+    assert floors.floors(triples).tolist() == [9.0, 6.5, 9.0]  # AB + A; AA + A; BB + B
+    assert floors.floors(np.array([[0]], dtype=np.uint8)).tolist() == [0.0]
     assert len(list(sub_multisets(combination_of({"A": 2, "B": 1})))) == 5
 
 
@@ -184,7 +203,7 @@ def test_least_latency_is_where_the_slo_becomes_possible(phase: Phase) -> None:
     reached = 0
     for seed in range(6):
         problem = random_problem(seed, phase)
-        combinations = combinations_of(problem, 2)
+        combinations = enumerate_combinations(problem, 2, 1e9)
         least = least_latency_ms(problem, combinations)
 
         def feasible(budget_ms: float, problem=problem, combinations=combinations) -> bool:

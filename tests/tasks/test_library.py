@@ -10,13 +10,14 @@ import pytest
 from catalog import reads
 from catalog.store import Catalog
 from planner.errors import ImpossibleSloError, NoTemplateError
+from planner.placement.solution import Outcome
 from planner.scenario import ScenarioSpec
 from planner.types import Phase
 from tasks.allocation import read_library
 from tasks.inputs import load_inputs
-from tasks.library import KEPT, build_phase, require_templates
+from tasks.library import all_keys, build_phase, require_templates
 from tasks.scenario_file import read_scenario
-from tasks.solving import SchedulerUnreachableError, Solved, Solvers
+from tasks.solving import Batch, SchedulerUnreachableError, Solvers
 
 
 def tiny(**changes) -> ScenarioSpec:
@@ -30,8 +31,8 @@ class StoppingSolvers(Solvers):
         super().__init__(workers=0)
         self.left = batches
 
-    def run(self, problem, jobs) -> Iterator[list[Solved]]:
-        for batch in super().run(problem, jobs):
+    def run(self, problem, members, floors, max_nodes) -> Iterator[Batch]:
+        for batch in super().run(problem, members, floors, max_nodes):
             if self.left == 0:
                 raise KeyboardInterrupt
             self.left -= 1
@@ -48,18 +49,20 @@ def test_a_second_build_solves_nothing(tmp_path: Path) -> None:
     inputs = load_inputs(catalog, tiny())
     first, second = build(catalog, inputs), build(catalog, inputs)
     assert [p.solved for p in second] == [0, 0, 0]
-    assert [p.reused for p in second] == [len(p.keys) for p in first]
+    assert [p.reused for p in second] == [p.combinations for p in first]
     assert [p.outcomes for p in second] == [p.outcomes for p in first]
 
 
 def test_a_killed_build_goes_on_where_it_stopped(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("tasks.library.COMMIT_EVERY_S", 0.0)
+    monkeypatch.setattr("tasks.solving.FIRST_BATCH", 1)
+    monkeypatch.setattr("tasks.solving.BATCH_SECONDS", 0.0)
     catalog = Catalog(tmp_path / "killed")
     inputs = load_inputs(catalog, tiny())
     with pytest.raises(KeyboardInterrupt):
         build(catalog, inputs, StoppingSolvers(3))
     with catalog.read() as connection:
-        keys = [inputs.phases[0].problem.key(c) for c in inputs.phases[0].combinations]
+        keys = all_keys(inputs.phases[0])
         assert len(reads.read_solutions(connection, keys)) == 3
     again = build(catalog, inputs)
     assert (again[0].reused, again[0].solved) == (3, len(keys) - 3)
@@ -171,4 +174,4 @@ def test_every_kept_combination_has_its_template(tmp_path: Path) -> None:
     catalog = Catalog(tmp_path)
     inputs = load_inputs(catalog, tiny())
     phases = build(catalog, inputs)
-    assert len(read_library(catalog, inputs)) == sum(p.outcomes[KEPT] for p in phases)
+    assert len(read_library(catalog, inputs)) == sum(p.outcomes[Outcome.KEPT] for p in phases)
