@@ -23,6 +23,8 @@ KINDS = {
     Phase.AGGREGATED: kernels.AGGREGATED,
 }
 GRID_RATIO = 1.01  # of one time of the relaxations' grid to the next
+LAYER_RATIO = 1.0 + 1e-9
+LAYER_STEPS = 16384  # of the grid of single layers
 GRID_SPAN = 2e3  # longest over shortest time of the grid; below it the relaxations are loose
 
 
@@ -158,12 +160,16 @@ class Relaxations:
         steps = int(np.ceil(np.log(GRID_SPAN) / np.log(GRID_RATIO)))
         grid = top * GRID_RATIO ** np.arange(-steps, 1.0)
         classes, layers = len(arrays.names), arrays.terms.layers
-        layer_requests = np.zeros((classes, grid.size), dtype=np.int64)
-        kernels.fill_layer_requests(arrays.nodes, grid, arrays.most_batch, layer_requests)
+        times = arrays.nodes.latency_ms[:, :, 1:]
+        times = times[np.isfinite(times)]
+        layer_grid = np.geomspace(times.min(), times.max() * LAYER_RATIO, LAYER_STEPS)
+        layer_requests = np.zeros((classes, layer_grid.size), dtype=np.int64)
+        kernels.fill_layer_requests(arrays.nodes, layer_grid, arrays.most_batch, layer_requests)
         tables = int(pairs.table.max()) + 1
         return kernels.Bounds(
             grid=grid,
             requests=np.zeros((tables, classes, grid.size, layers + 1), dtype=np.int16),
+            layer_grid=layer_grid,
             layer_requests=layer_requests,
             work=np.zeros((pairs.batch.size, classes, grid.size), dtype=np.float32),
         )

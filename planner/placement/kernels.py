@@ -16,11 +16,11 @@ from planner.placement.compiled import compiled
 
 ONLY, FIRST, MIDDLE, LAST, NOWHERE = range(5)
 DECODE, PREFILL, AGGREGATED = range(3)
-MOST_STAGES = 8
-MOST_NODES = 8
+MOST_NODES = 8  # of a combination
 MOST_SUBSETS = 256  # of a combination of eight distinct nodes
 WORK, COVER, LATENCY, SEARCHED, GAINED = range(5)  # how a combination ended, by rising effort
 COST_PRECISION = 1e-5
+PRICES = 16  # layer prices that the Lagrangian bounds try
 
 Ints = Any
 
@@ -65,7 +65,8 @@ class Bounds(NamedTuple):
 
     grid: Floats  # [k] ms, geometric
     requests: Ints  # [table, c, k, l] most requests of a node without embedding, head, hops
-    layer_requests: Ints  # [c, k] most requests with a layer below grid[k], memory apart
+    layer_grid: Floats  # [k] ms, finer
+    layer_requests: Ints  # [c, k] most requests with a layer below layer_grid[k], memory apart
     work: Floats  # [p, c, k] most request-layers of a node
 
 
@@ -106,7 +107,9 @@ class Scratch(NamedTuple):
     from_layers: Ints  # [s, l]
     relaxed: Ints  # [s]
     slope: Floats  # [s]
+    head: Floats  # [s]
     value: Floats  # [s]
+    with_first: Floats  # [s]
     split: Split
     alive: Ints  # [p]
     shortest: Floats  # [p]
@@ -395,7 +398,7 @@ def _relaxed_layers(
     layers: int, out: Ints,
 ) -> None:  # fmt: skip
     """out[s]: most layers of subset s as one stage anywhere, under the cap grid[k]."""
-    most_nodes = batch // share if share else MOST_STAGES
+    most_nodes = batch // share if share else MOST_NODES
     for s in range(1, shape.sizes.shape[0]):
         out[s] = 0
         if shape.sizes[s] > most_nodes:
@@ -429,35 +432,54 @@ def _cover(shape: Shape, layers: Ints, out: Ints) -> None:
 
 
 @compiled
+def _last_layers(terms: Terms, work: Scratch, s: int, cap_ms: float, once_ms: float) -> int:
+    """Most layers of subset s as the last stage, which has the head as well, under the cap."""
+    most = work.relaxed[s]
+    if terms.kind != PREFILL and most and work.slope[s] > 0.0:  # there slopes are of latency
+        left = (cap_ms - once_ms - work.head[s]) / work.slope[s]
+        if left < most:
+            most = int(max(left * (1.0 + 1e-9), 0.0))
+    return most
+
+
+@compiled
 def _latency_bound(
-    terms: Terms, shape: Shape, work: Scratch, hop_ms: float, once_ms: float, stop_ms: float
-) -> float:
+    terms: Terms, shape: Shape, work: Scratch, hop_ms: float, once_ms: float, cap_ms: float,
+    stop_ms: float,
+) -> float:  # fmt: skip
     """Lower bound of the summed latency: Lagrangian of the number of layers (formulation, 3).
 
-    Uses relaxed (most layers of a subset) and slope (least ms per layer). Stops above stop_ms.
+    Uses relaxed (most layers of a subset), slope (least ms per layer) and head. Stops above
+    stop_ms.
     """
     count = shape.sizes.shape[0]
+    whole = count - 1
     low, high = np.inf, 0.0
     for s in range(1, count):
         if work.relaxed[s] > 0:
             low = min(low, work.slope[s])
             high = max(high, work.slope[s])
     best = 0.0
-    steps = 8
-    for step in range(steps + 1):
-        price = low * (high / low) ** (step / steps) if low > 0.0 else high
+    for step in range(PRICES + 1):
+        price = low * (high / low) ** (step / PRICES) if low > 0.0 else high
         price *= 1.0 + 1e-9
         work.value[0] = 0.0
         for s in range(1, count):
-            value = work.value[s - shape.parts[shape.starts[s]]]
+            value = 0.0
             for k in range(shape.starts[s], shape.starts[s + 1]):
                 t = shape.parts[k]
+                gain = 0.0  # idle
                 if work.relaxed[t] > 0 and work.slope[t] < price:
                     gain = once_ms + hop_ms + (work.slope[t] - price) * work.relaxed[t]
-                    value = min(value, work.value[s - t] + gain)
-                value = min(value, work.value[s - t])
+                value = min(value, work.value[s - t] + min(gain, 0.0))
             work.value[s] = value
-        best = max(best, price * terms.layers + work.value[count - 1] - hop_ms)
+        least = np.inf
+        for t in range(1, count):
+            layers = _last_layers(terms, work, t, cap_ms, once_ms)
+            if layers > 0:
+                gain = once_ms + work.head[t] + min(work.slope[t] - price, 0.0) * layers
+                least = min(least, work.value[whole - t] + gain)
+        best = max(best, price * terms.layers + least)
         if best > stop_ms:
             break
     return best
@@ -482,7 +504,7 @@ def _slopes(
 ) -> None:
     """out[s]: no stage of s takes less per layer, whatever its layers."""
     for s in range(1, shape.sizes.shape[0]):
-        low, high = 0, bounds.grid.shape[0] - 1
+        low, high = 0, bounds.layer_grid.shape[0] - 1
         while low < high:
             k = (low + high) // 2
             total = 0
@@ -493,7 +515,7 @@ def _slopes(
                 high = k
             else:
                 low = k + 1
-        out[s] = bounds.grid[low - 1] if low > 0 else 0.0
+        out[s] = bounds.layer_grid[low - 1] if low > 0 else 0.0
 
 
 @compiled
@@ -512,38 +534,30 @@ def _passes(
         bounds, pairs.table[p], shape, classes, k, share, batch, terms.layers, work.relaxed
     )
     _cover(shape, work.relaxed, work.middle)
-    if work.middle[shape.sizes.shape[0] - 1] < terms.layers:
+    whole = shape.sizes.shape[0] - 1
+    cap_ms = bounds.grid[k]
+    most = 0
+    for t in range(1, whole + 1):
+        layers = _last_layers(terms, work, t, cap_ms, once_ms)
+        if layers > 0:
+            most = max(most, layers + work.middle[whole - t])
+    if most < terms.layers:
         return COVER
-    if _latency_bound(terms, shape, work, hop_ms, once_ms, stop_ms) > stop_ms:
+    if _latency_bound(terms, shape, work, hop_ms, once_ms, cap_ms, stop_ms) > stop_ms:
         return LATENCY
     return SEARCHED
 
 
 @compiled
-def _pipeline(
-    nodes: Nodes, terms: Terms, shape: Shape, classes: Ints, work: Scratch, p: int, m: int,
-    batch: int, share: int, hop_ms: float, cap_ms: float, budget_ms: float, stages: Ints, layers: Ints,
-) -> int:  # fmt: skip
-    """Pipeline of least latency under the cap and within the budget; number of its stages or 0.
-
-    Fills stages and layers, in pipeline order.
-    """
+def _most_layers(
+    nodes: Nodes, terms: Terms, shape: Shape, classes: Ints, work: Scratch, m: int, batch: int,
+    share: int, cap_ms: float,
+) -> None:  # fmt: skip
+    """Most layers of every subset in every role under the cap, and of pipelines of subsets."""
     total, whole = terms.layers, shape.sizes.shape[0] - 1
     count = shape.counts.shape[0]
-    only_role, first_role = np.int64(ONLY), np.int64(FIRST)
-    middle_role, last_role = np.int64(MIDDLE), np.int64(LAST)
-    most_nodes = batch // share if share else MOST_STAGES
+    most_nodes = batch // share if share else MOST_NODES
     work.reach[:count] = -1
-    if terms.kind == PREFILL:
-        work.cost[:, : whole + 1] = -1.0
-        work.slots[:count, :, :, 0] = -1.0
-    least, kept = budget_ms, 0
-    only = _cost(
-        nodes, terms, shape, classes, work, p, whole, only_role, total, m, cap_ms, share, batch
-    )
-    if only <= least:
-        least, kept = only, 1
-        stages[0], layers[0] = whole, total
     for r in range(FIRST, LAST + 1):
         for s in range(1, whole + 1):
             work.most_layers[r, s] = 0
@@ -576,6 +590,102 @@ def _pipeline(
             if work.most_layers[LAST, t] > 0:
                 rest = max(rest, work.most_layers[LAST, t] + work.middle[s - t])
         work.first[s], work.rest[s] = min(first, total - 1), min(rest, total - 1)
+
+
+@compiled
+def _layers_suffice(terms: Terms, shape: Shape, work: Scratch) -> bool:
+    """Whether some pipeline of two or more stages reaches all layers."""
+    whole = shape.sizes.shape[0] - 1
+    for k in range(shape.starts[whole], shape.starts[whole + 1]):
+        t = shape.parts[k]
+        if (
+            work.most_layers[FIRST, t] > 0
+            and work.rest[whole - t] > 0
+            and work.most_layers[FIRST, t] + work.rest[whole - t] >= terms.layers
+        ):
+            return True
+    return False
+
+
+@compiled
+def _reduced_ms(work: Scratch, r: int, t: int, price: float) -> float:
+    """Least latency of a stage less price x layers, apart from what it has once."""
+    slope = work.slope[t] - price
+    return slope * work.most_layers[r, t] if slope < 0.0 else slope
+
+
+@compiled
+def _pipeline_bound(
+    terms: Terms, shape: Shape, work: Scratch, hop_ms: float, once_ms: float, stop_ms: float
+) -> float:
+    """As `_latency_bound`, with the roles and the exact cap of `_most_layers`."""
+    count = shape.sizes.shape[0]
+    whole = count - 1
+    low, high = np.inf, 0.0
+    for s in range(1, count):
+        low = min(low, work.slope[s])
+        high = max(high, work.slope[s])
+    if low <= 0.0:
+        return 0.0
+    best = 0.0
+    for step in range(PRICES + 1):
+        price = low * (high / low) ** (step / PRICES) * (1.0 + 1e-9)
+        work.value[0] = 0.0
+        work.with_first[0] = np.inf
+        for s in range(1, count):
+            value, first = 0.0, np.inf
+            for k in range(shape.starts[s], shape.starts[s + 1]):
+                t = shape.parts[k]
+                if work.most_layers[MIDDLE, t] > 0:
+                    gain = once_ms + hop_ms + _reduced_ms(work, MIDDLE, t, price)
+                    value = min(value, work.value[s - t] + gain)
+                value = min(value, work.value[s - t])  # idle
+                if work.most_layers[FIRST, t] > 0:
+                    gain = once_ms + hop_ms + _reduced_ms(work, FIRST, t, price)
+                    first = min(first, work.value[s - t] + gain)
+            work.value[s], work.with_first[s] = value, first
+        least = np.inf
+        for t in range(1, whole):
+            if work.most_layers[LAST, t] > 0:
+                gain = once_ms + work.head[t] + _reduced_ms(work, LAST, t, price)
+                least = min(least, work.with_first[whole - t] + gain)
+        best = max(best, price * terms.layers + least)
+        if best > stop_ms:
+            break
+    return best
+
+
+@compiled
+def _pipeline(
+    nodes: Nodes, terms: Terms, shape: Shape, classes: Ints, work: Scratch, p: int, m: int,
+    batch: int, share: int, hop_ms: float, once_ms: float, cap_ms: float, budget_ms: float,
+    stages: Ints, layers: Ints,
+) -> int:  # fmt: skip
+    """Pipeline of least latency under the cap and within the budget; number of its stages.
+
+    0 if there is none, -COVER or -LATENCY if a bound says so.
+
+    Fills stages and layers, in pipeline order.
+    """
+    total, whole = terms.layers, shape.sizes.shape[0] - 1
+    count = shape.counts.shape[0]
+    only_role, first_role = np.int64(ONLY), np.int64(FIRST)
+    middle_role, last_role = np.int64(MIDDLE), np.int64(LAST)
+    if terms.kind == PREFILL:
+        work.cost[:, : whole + 1] = -1.0
+        work.slots[:count, :, :, 0] = -1.0
+    least, kept = budget_ms, 0
+    only = _cost(
+        nodes, terms, shape, classes, work, p, whole, only_role, total, m, cap_ms, share, batch
+    )
+    if only <= least:
+        least, kept = only, 1
+        stages[0], layers[0] = whole, total
+    _most_layers(nodes, terms, shape, classes, work, m, batch, share, cap_ms)
+    if not _layers_suffice(terms, shape, work):
+        return kept if kept else -COVER
+    if _pipeline_bound(terms, shape, work, hop_ms, once_ms, least) > least:
+        return kept if kept else -LATENCY
     last_subset = last_layers = last_group = -1
     for s in range(1, whole):
         left = whole - s
@@ -713,6 +823,12 @@ def solve(
             slowest_network = min(slowest_network, peak_gbit[classes[i]])
             for o in range(nodes.options[classes[i]]):
                 once_ms = min(once_ms, nodes.overhead_ms[classes[i], o])
+        for s in range(1, whole + 1):
+            work.head[s] = np.inf
+            for i in range(classes.shape[0]):
+                if shape.digits[s, i]:
+                    for o in range(nodes.options[classes[i]]):
+                        work.head[s] = min(work.head[s], nodes.head_ms[classes[i], o, 1])
         target = floors[row] * (1.0 + gain)
         code, count = WORK, 0
         sloped = 0
@@ -740,8 +856,9 @@ def solve(
             verdict = _passes(
                 nodes, terms, bounds, pairs, p, shape, classes, work, k, hop_ms, once_ms, stop_ms
             )
-            code = max(code, verdict)
-            if verdict == SEARCHED:
+            if verdict != SEARCHED:
+                code = max(code, verdict)
+            else:
                 alive[count] = p
                 count += 1
         searches = 0
@@ -802,14 +919,15 @@ def solve(
             step = terms.tolerance if terms.kind != PREFILL else 1.0
             found, width, trial = False, step, high
             while True:
-                searches += 1
                 cap_ms = trial / stretch
                 budget = terms.budget_ms if terms.kind == PREFILL else trial
                 number = _pipeline(
-                    nodes, terms, shape, classes, work, p, m, batch, share, hop_ms, cap_ms, budget,
-                    stages, layers,
+                    nodes, terms, shape, classes, work, p, m, batch, share, hop_ms, once_ms, cap_ms,
+                    budget, stages, layers,
                 )  # fmt: skip
-                if number == 0:
+                searches += number >= 0
+                code = max(code, SEARCHED if number == 0 else -number)
+                if number <= 0:
                     if not found:
                         break  # nothing beats the target with this pair
                     low, width = trial, step
