@@ -165,12 +165,21 @@ def read_solutions(connection: duckdb.DuckDBPyConnection, keys: Sequence[str]) -
         schema={"position": pl.Int64, "solution_id": pl.String},
     )
     connection.register("wanted", wanted)
-    found = connection.sql(
+    found: pl.DataFrame = connection.sql(
         "SELECT position, outcome, best_rps, proven FROM wanted JOIN solution USING (solution_id) "
         "ORDER BY position"
     ).pl()
     connection.unregister("wanted")
     return found
+
+
+def count_solutions(connection: duckdb.DuckDBPyConnection, keys: Sequence[str]) -> int:
+    """How many of some keys were solved earlier."""
+    connection.register("wanted", pl.DataFrame({"solution_id": keys}, {"solution_id": pl.String}))
+    found = connection.execute("SELECT count(*) FROM wanted JOIN solution USING (solution_id)")
+    count = int(found.fetchall()[0][0])
+    connection.unregister("wanted")
+    return count
 
 
 def read_templates(

@@ -125,8 +125,8 @@ def write_build(connection: duckdb.DuckDBPyConnection, row: BuildRow, now: datet
         "combinations, reused, solved, searched, kept, outcomes, seconds, solver) "
         "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [row.build_id, now, row.scenario, row.workload, row.phase.value, row.combinations,
-         row.reused, row.solved, row.searched, row.kept, json.dumps(dict(row.outcomes)), row.seconds,
-         row.solver],
+         row.reused, row.solved, row.searched, row.kept, json.dumps(dict(row.outcomes)),
+         row.seconds, row.solver],
     )  # fmt: skip
 
 

@@ -37,7 +37,10 @@ fleet_app = typer.Typer(help="The nodes that run the plan.", no_args_is_help=Tru
 app.add_typer(fleet_app, name="fleet")
 
 Scenario = Annotated[
-    str, typer.Option("--scenario", "-s", help="A scenario file, or a shipped one: core, tiny.")
+    str,
+    typer.Option(
+        "--scenario", "-s", help="A scenario file, or a shipped one: core, extended, tiny."
+    ),
 ]
 Home = Annotated[
     str | None,
@@ -60,6 +63,9 @@ Workers = Annotated[
         min=0,
         help="Dask workers on this machine; 0 solves in this process. [one per core]",
     ),
+]
+Yes = Annotated[
+    bool, typer.Option("--yes", "-y", help="Do not ask before a build of many combinations.")
 ]
 
 
@@ -99,10 +105,11 @@ def quickstart(
     home: Home = None,
     dask: Dask = None,
     workers: Workers = None,
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Build the template library, plan with it, and show the plan beside its baseline."""
-    _check(scenario, home)
+    _check_build(scenario, home, dask, workers, yes)
     with _flow_run():
         from coral.render import print_library, print_plan, summary
         from flows.quickstart import quickstart as run
@@ -121,10 +128,11 @@ def library_build(
     home: Home = None,
     dask: Dask = None,
     workers: Workers = None,
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Solve the placement of every combination of nodes that the database does not hold yet."""
-    _check(scenario, home)
+    _check_build(scenario, home, dask, workers, yes)
     with _flow_run():
         from coral.render import print_library
         from flows.build_library import build_library as run
@@ -183,6 +191,34 @@ def library_show(
         _print_json({"columns": columns, "rows": [list(row) for row in rows]})
         return
     print_rows(columns, rows)
+
+
+@library_app.command("sensitivity")
+def library_sensitivity(
+    scenario: Scenario = "core",
+    max_nodes: Annotated[
+        int, typer.Option("--max-nodes", min=1, max=8, help="Sweep N_max from 1 to this.")
+    ] = 6,
+    memory_ratio: Annotated[
+        float, typer.Option("--memory-ratio", min=2.0, help="Sweep rho from 2 to this.")
+    ] = 16.0,
+    home: Home = None,
+    dask: Dask = None,
+    workers: Workers = None,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """What larger combinations are worth: best tokens per dollar over N_max and rho, plotted."""
+    _check_build(scenario, home, dask, workers, yes, (max_nodes, memory_ratio))
+    with _flow_run():
+        from coral.render import print_sensitivity, sensitivity_summary
+        from flows.sensitivity import library_sensitivity as run
+
+        result = run(scenario, home, max_nodes, memory_ratio, dask, workers)
+    if as_json:
+        _print_json(sensitivity_summary(result))
+        return
+    print_sensitivity(result)
 
 
 @app.command()
@@ -272,6 +308,32 @@ def _check(scenario: str, home: str | None) -> None:
     from tasks.scenario_file import read_scenario
 
     load_inputs(open_catalog(home), read_scenario(scenario))
+
+
+def _check_build(
+    scenario: str,
+    home: str | None,
+    dask: str | None,
+    workers: int | None,
+    yes: bool,
+    caps: tuple[int, float] | None = None,
+) -> None:
+    """Check the input and the Dask scheduler; ask before a build of many combinations."""
+    from planner.scenario import with_caps
+    from tasks.estimate import estimate_build, refuse_large
+    from tasks.home import open_catalog
+    from tasks.inputs import load_inputs
+    from tasks.scenario_file import read_scenario
+
+    catalog, spec = open_catalog(home), read_scenario(scenario)
+    inputs = load_inputs(catalog, with_caps(spec, *caps) if caps else spec)
+    estimate = estimate_build(catalog, inputs, dask, workers)
+    if yes or not estimate.is_large:
+        return
+    if not sys.stdin.isatty():
+        refuse_large(estimate)
+    if not typer.confirm(f"{estimate.describe()}. Start?", err=True):
+        raise typer.Exit(code=2)
 
 
 @contextlib.contextmanager

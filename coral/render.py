@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from flows.allocate import AllocationResult
     from flows.build_library import LibraryResult
     from tasks.operating import Round
+    from tasks.sensitivity import Sensitivity
 
 
 def summary(result: AllocationResult) -> dict[str, Any]:
@@ -82,6 +84,44 @@ def print_library(result: LibraryResult) -> None:
             "feasible, better ones may exist.[/yellow]"
         )
     console.print()
+
+
+def sensitivity_summary(result: Sensitivity) -> dict[str, Any]:
+    """What `--json` prints of a sweep."""
+    from tasks.sensitivity import plateau
+
+    return {
+        "by_nodes": [asdict(point) for point in result.by_nodes],
+        "by_memory": [asdict(point) for point in result.by_memory],
+        "plateau_nodes": int(plateau(result.by_nodes, "max_nodes")),
+        "plateau_memory_ratio": plateau(result.by_memory, "memory_ratio"),
+        "plot": str(result.plot),
+    }
+
+
+def print_sensitivity(result: Sensitivity) -> None:
+    """Best tokens per dollar by N_max, and where both caps stop to matter."""
+    from tasks.sensitivity import plateau
+
+    console = _console()
+    caps = sorted({point.max_nodes for point in result.by_nodes})
+    table = Table(title="Best tokens per USD by most nodes of a replica", title_justify="left")
+    table.add_column("workload")
+    table.add_column("phase")
+    for cap in caps:
+        table.add_column(str(cap), justify="right")
+    rows: dict[tuple[str, str], dict[int, float]] = {}
+    for point in result.by_nodes:
+        row = rows.setdefault((point.workload, point.phase.value), {})
+        row[point.max_nodes] = point.tokens_per_usd
+    for (workload, phase), values in rows.items():
+        table.add_row(workload, phase, *(f"{values[cap]:,.0f}" for cap in caps))
+    console.print(table)
+    console.print(
+        f"Every phase is within 0.5% of its best from {plateau(result.by_nodes, 'max_nodes'):.0f} "
+        f"nodes and from {plateau(result.by_memory, 'memory_ratio'):g} times the model's memory "
+        f"on.\nPlot: {result.plot}"
+    )
 
 
 def print_plan(result: AllocationResult) -> None:

@@ -205,6 +205,12 @@ class ScenarioSpec(_Strict):
     operate: OperateSpec = OperateSpec()
 
 
+def with_caps(spec: ScenarioSpec, max_nodes: int, memory_ratio: float) -> ScenarioSpec:
+    """A scenario with other caps on its combinations."""
+    caps = {"max_nodes": max_nodes, "memory_ratio": memory_ratio}
+    return spec.model_copy(update={"placement": spec.placement.model_copy(update=caps)})
+
+
 @dataclass(frozen=True, slots=True)
 class MarketRow:
     """One accepted price of one zone, as the catalog has it."""

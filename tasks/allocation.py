@@ -124,9 +124,7 @@ def record(
         )
 
 
-def _shares(
-    inputs: Inputs, owner: PhaseInputs, templates: Sequence[Template]
-) -> dict[str, str]:
+def _shares(inputs: Inputs, owner: PhaseInputs, templates: Sequence[Template]) -> dict[str, str]:
     """Ids under which the throughput of the owner's templates for others is stored."""
     return {
         guest.problem.key(template.combination): guest.workload.name

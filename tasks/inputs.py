@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import duckdb
 
@@ -28,7 +29,13 @@ class PhaseInputs:
 
     workload: Workload
     problem: PhaseProblem
-    combinations: CombinationSet
+    max_nodes: int
+    memory_ratio: float
+
+    @cached_property
+    def combinations(self) -> CombinationSet:
+        """Enumerated when first needed: there can be hundreds of thousands."""
+        return enumerate_combinations(self.problem, self.max_nodes, self.memory_ratio)
 
 
 @dataclass(frozen=True)
@@ -54,17 +61,18 @@ def load_inputs(catalog: Catalog, spec: ScenarioSpec) -> Inputs:
         rejected = reads.read_rejected(connection)
     scenario = resolve_scenario(spec, known)
     performance = performance_model(frames)
-    phases = []
-    for workload in scenario.workloads:
-        for phase in Phase:
-            problem = build_phase_problem(
-                workload, phase, scenario.node_classes, performance, scenario.placement
-            )
-            combinations = enumerate_combinations(
-                problem, scenario.placement.max_nodes, scenario.placement.memory_ratio
-            )
-            phases.append(PhaseInputs(workload, problem, combinations))
-    return Inputs(scenario, tuple(phases), performance, rejected)
+    placement = scenario.placement
+    phases = tuple(
+        PhaseInputs(
+            workload,
+            build_phase_problem(workload, phase, scenario.node_classes, performance, placement),
+            placement.max_nodes,
+            placement.memory_ratio,
+        )
+        for workload in scenario.workloads
+        for phase in Phase
+    )
+    return Inputs(scenario, phases, performance, rejected)
 
 
 def read_known(connection: duckdb.DuckDBPyConnection) -> Known:

@@ -15,13 +15,13 @@ import pickle
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib import metadata
 from typing import Any
 
 import distributed
 import numpy as np
 from numpy.typing import NDArray
 
-import coral
 from planner.errors import CoralError
 from planner.perf.grids import Floats
 from planner.placement.combinations import CombinationSet, Members
@@ -86,7 +86,7 @@ def solve_batch(
 
 def version() -> tuple[str, int]:
     """What must be equal here and on every worker."""
-    return coral.__version__, FORMULATION_VERSION
+    return metadata.version("coral-serving"), FORMULATION_VERSION
 
 
 def _worker_version() -> tuple[str, int] | str:
@@ -188,6 +188,16 @@ class Solvers:
                 )
                 self._client = self._stack.enter_context(distributed.Client(cluster))
         return self._client
+
+
+def connected_workers(address: str) -> int:
+    """How many workers a running scheduler has.
+
+    Raises SchedulerUnreachableError or SchedulerMismatchError.
+    """
+    logging.getLogger("distributed").setLevel(logging.ERROR)
+    with _connect_to(address) as client:
+        return len(client.scheduler_info(n_workers=-1)["workers"])
 
 
 def _connect_to(address: str) -> Any:

@@ -55,8 +55,10 @@ class Surface:
         ys, j = np.unique(np.asarray(y, dtype=float), return_inverse=True)
         zs = np.full((xs.size, ys.size), -np.inf)
         np.maximum.at(zs, (i, j), np.asarray(z, dtype=float))
-        if np.isneginf(zs).any():
-            raise ValueError("the table has holes: not every (x, y) of its grid has a row")
+        holes = np.argwhere(np.isneginf(zs))
+        if len(holes):
+            first = f"({xs[holes[0][0]]:g}, {ys[holes[0][1]]:g})"
+            raise ValueError(f"the table has holes: {len(holes)} points of its grid, first {first}")
         zs = _lift(zs)
         xs, zs = _extend(xs, zs)
         ys, transposed = _extend(ys, zs.T)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.errors import MissingProfileError
 from planner.perf.grids import Floats, Line, Surface
 from planner.types import Provenance
+
+LARGEST_FALL = 0.4  # of a time by more work, that still counts as noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +44,22 @@ class LayerTable:
     def of(cls, name: str, rows: Sequence[LayerRow]) -> LayerTable:
         """Build from rows.
 
-        Raises MissingProfileError: a phase has no rows, a time is not positive, or the grid
-        has holes.
+        Raises MissingProfileError: a phase has no rows, a time is not positive or falls by much
+        as the work grows, or the grid has holes.
         """
         decode = [row for row in rows if row.phase == "decode"]
         # Rows of several sequences only shorten the attention part, which is summed by sequence.
         prefill = [row for row in rows if row.phase == "prefill" and row.batch == 1]
         if not decode or not prefill:
             raise MissingProfileError(f"profile {name}: it needs both prefill and decode rows")
-        if any(row.linear_ms <= 0 or row.attention_ms <= 0 for row in rows):
-            raise MissingProfileError(f"profile {name}: every measured time must be positive")
+        for row in rows:
+            if not all(math.isfinite(ms) and ms > 0 for ms in (row.linear_ms, row.attention_ms)):
+                raise MissingProfileError(
+                    f"profile {name}: every measured time must be positive, but {_point(row)} has "
+                    f"{row.linear_ms:g} + {row.attention_ms:g} ms; measure it again or remove it"
+                )
+        _refuse_falls(name, decode, lambda row: (row.context, row.batch))
+        _refuse_falls(name, prefill, lambda row: (row.context, row.tokens))
         try:
             decode_surface = Surface.of(
                 [row.batch for row in decode],
@@ -68,7 +77,10 @@ class LayerTable:
                 [row.attention_ms for row in prefill],
             )
         except ValueError as error:
-            raise MissingProfileError(f"profile {name}: {error}") from error
+            raise MissingProfileError(
+                f"profile {name}: {error}; measure the missing points, or remove that table so "
+                "that the roofline is used"
+            ) from error
         hybrid = any("hybrid" in row.source for row in rows)
         return cls(
             decode=decode_surface,
@@ -101,6 +113,34 @@ class LayerTable:
 
     def head_ms(self, rows: Floats) -> Floats:
         return self.head(rows)
+
+
+def _refuse_falls(
+    name: str, rows: Sequence[LayerRow], order: Callable[[LayerRow], tuple[int, int]]
+) -> None:
+    """Noise is lifted to the running maximum; much less time for more work is a mistake.
+
+    `order` gives what stays equal along a line of points, and what grows.
+    """
+    highest: dict[int, LayerRow] = {}
+    for row in sorted(rows, key=order):
+        line = order(row)[0]
+        before = highest.get(line)
+        if before is None or _layer_ms(row) >= _layer_ms(before):
+            highest[line] = row
+        elif _layer_ms(row) < LARGEST_FALL * _layer_ms(before):
+            raise MissingProfileError(
+                f"profile {name}: {_point(row)} takes {_layer_ms(row):.4g} ms, less work "
+                f"({_point(before)}) {_layer_ms(before):.4g} ms; measure them again or remove them"
+            )
+
+
+def _layer_ms(row: LayerRow) -> float:
+    return row.linear_ms + row.attention_ms
+
+
+def _point(row: LayerRow) -> str:
+    return f"{row.phase} of batch {row.batch}, {row.tokens} tokens, context {row.context}"
 
 
 TableKey = tuple[str, str, str, int]  # model, dtype, GPU profile name, tensor parallel size

@@ -9,7 +9,6 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.perf.grids import Floats
 from planner.placement import kernels
 from planner.placement.profile import NodeProfile, PhaseProblem
 from planner.placement.settings import RELATIVE_TOLERANCE, SHARE_WIDTHS
@@ -42,10 +41,6 @@ class PhaseArrays:
     def most_batch(self) -> int:
         return max(self.problem.batch_sizes)
 
-    @cached_property
-    def peak_gbit_per_s(self) -> Floats:
-        return np.array([node.network_peak_gbit_per_s for node in self._profiles])
-
     @property
     def _profiles(self) -> list[NodeProfile]:
         return [self.problem.nodes[name] for name in self.names]
@@ -62,6 +57,7 @@ class PhaseArrays:
             hop_bits=hop * terms.hop_tokens,
             hop_bits_extra=hop * terms.hop_tokens_extra,
             tolerance=RELATIVE_TOLERANCE,
+            least_gain=self.problem.least_gain,
         )
 
     @cached_property
@@ -84,6 +80,7 @@ class PhaseArrays:
                 ]
             ),
             most=np.stack([_most_requests(self.problem, profile, most) for profile in profiles]),
+            peak_gbit_per_s=np.array([profile.network_peak_gbit_per_s for profile in profiles]),
         )
         for c, profile in enumerate(profiles):
             for o, option in enumerate(profile.options):
@@ -114,9 +111,9 @@ class PhaseArrays:
                 for share, width in shares.items():
                     table = (m - 1) * len(SHARE_WIDTHS) + SHARE_WIDTHS.index(width)
                     rows.append((m, b, share, table if mixed else m - 1))
-        micro, batch, share, table = (np.array(column) for column in zip(*rows, strict=True))
+        micro, batch, share, table = np.array(rows, dtype=np.int64).T.copy()
         if problem.phase.in_cycles:
-            limits = [problem.terms.longest_cycle_ms(int(s)) for s in share]
+            limits = [problem.terms.longest_cycle_ms(row[2]) for row in rows]
             in_cycle = micro * batch
         else:  # a step's compute is within the budget, its network finite
             longest = float(self.nodes.network_ms.max()) * self.most_batch
@@ -137,9 +134,10 @@ def _most_requests(problem: PhaseProblem, node: NodeProfile, most: int) -> NDArr
     layers = np.arange(problem.terms.layers + 1)[:, None]
     batches = np.arange(1, most + 1)[None, :]
     quick = handover_ms(problem, node, layers, batches) <= problem.terms.handover_ms
-    counts = np.cumprod(np.broadcast_to(quick, (layers.size, most)), axis=1).sum(axis=1)
+    every = np.broadcast_to(quick, (layers.size, most))
+    counts: NDArray[np.int64] = np.cumprod(every, axis=1, dtype=np.int64).sum(axis=1)
     counts[0] = 0
-    return counts.astype(np.int64)
+    return counts
 
 
 @dataclass(frozen=True)

@@ -73,11 +73,15 @@ class ExactSolver:
         for counts, rows, distinct in by_shape(members):
             shape = shape_of(counts)
             found = _results(len(rows))
-            kernels.solve(
-                self._arrays.nodes, self._arrays.terms, bounds, pairs, shape, distinct,
-                self._arrays.peak_gbit_per_s, floors[rows], self.problem.least_gain,
-                self._space(len(shape.sizes))._replace(shared=self._shared[chosen]), found,
-            )  # fmt: skip
+            case = kernels.Case(
+                self._arrays.nodes,
+                self._arrays.terms,
+                bounds,
+                pairs,
+                shape,
+                self._space(len(shape.sizes))._replace(shared=self._shared[chosen]),
+            )
+            kernels.solve(case, distinct, floors[rows], found)
             for index, row in enumerate(rows.tolist()):
                 code = int(found.code[index])
                 placement = None
@@ -125,9 +129,7 @@ class ExactSolver:
                 f"the solver says {draft.raw_rps:.6g} requests/s, its placement has "
                 f"{real.raw_rps:.6g}"
             )
-        return Placement(
-            draft.stages, micro, batch, real.cycle_ms, real.latency_ms, real.raw_rps
-        )
+        return Placement(draft.stages, micro, batch, real.cycle_ms, real.latency_ms, real.raw_rps)
 
     def _space(self, subsets: int) -> kernels.Scratch:
         if subsets not in self._scratch:

@@ -182,7 +182,8 @@ class StageTable:
             times = self.times((unit[0], which), role, micro_batches)
             step, latency = times.step_ms[:, 1 : batch + 1], times.latency_ms[:, 1 : batch + 1]
             found.append(np.where(step <= cap_ms, latency, np.inf))
-        return np.minimum.reduce(found)
+        best: Floats = np.minimum.reduce(found)
+        return best
 
     def _with_shares(
         self, units: Units, role: Role, micro_batches: int, batch: int, least_share: int
@@ -213,14 +214,15 @@ def split_stage(
     least_share: int = 0,
     cap_ms: float = np.inf,
 ) -> tuple[StageNode, ...]:
-    """The split that `StageTable.latency_ms` stands for; idle nodes left out, () if there is none."""
+    """The split that `StageTable.latency_ms` stands for, without idle nodes; () for none."""
     prefill = problem.phase is Phase.PREFILL
-    rows = {}
+    rows: dict[Unit, Floats] = {}
     for name, which in {(u[0], w) for u in units for w in _choices(problem, u)}:
         times = node_times(problem, (name, which), role, micro_batches, np.array([layers]))
         latency = times.latency_ms[0] if prefill else times.step_ms[0]
         rows[name, which] = np.where(times.step_ms[0] <= cap_ms, latency, np.inf)
-    best, worst = (), np.inf
+    best: tuple[tuple[Unit, int], ...] = ()
+    worst = np.inf
     for chosen in _at_work(problem, units) if least_share else [units]:
         split = _cheapest_slots(problem, chosen, rows, batch, least_share)
         if split is not None and split[0] < worst:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
-import json
 from datetime import UTC, datetime
 from pathlib import Path
 
 import duckdb
-import polars as pl
 import polars as pl
 import pytest
 

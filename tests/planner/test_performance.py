@@ -189,7 +189,11 @@ def test_broken_tables_are_refused() -> None:
         LayerTable.of("X", [row("decode", 1, 0)])
     with pytest.raises(MissingProfileError, match="positive"):
         LayerTable.of("X", [row("decode", 1, 0, 0.0), row("prefill", 1, 0)])
-    with pytest.raises(MissingProfileError, match="holes"):
+    with pytest.raises(MissingProfileError, match=r"decode of batch 1, 1 tokens.* has nan"):
+        LayerTable.of("X", [row("decode", 1, 0, float("nan")), row("prefill", 1, 0)])
+    with pytest.raises(MissingProfileError, match=r"8 tokens.* takes 1.1 ms, less work .* 9.1 ms"):
+        LayerTable.of("X", [row("decode", 1, 0), row("prefill", 4, 0, 9.0), row("prefill", 8, 0)])
+    with pytest.raises(MissingProfileError, match=r"holes: 1 points of its grid, first \(1, 9\)"):
         LayerTable.of(
             "X", [row("decode", 1, 0), *(row("prefill", t, c) for t, c in ((1, 0), (2, 0), (2, 9)))]
         )

@@ -1,0 +1,52 @@
+"""How the kernels are compiled and where the machine code is kept.
+
+numba's own place, beside each source file, goes wrong twice: it does not see that a function of
+another file changed, and an upgrade can leave machine code whose types have other names. So the
+code is kept per version of all kernel sources, in the user's cache folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numba
+from platformdirs import user_cache_path
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_config: Any = numba.config
+_njit: Any = numba.njit
+
+
+def _cache_folder() -> str | None:
+    """The folder of this version; None leaves the choice to numba."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    version = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+    base = Path(_config.CACHE_DIR) if _config.CACHE_DIR else user_cache_path("coral")
+    folder = base / f"kernels-{version[:12]}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return str(folder)
+
+
+_FOLDER = _cache_folder()
+
+
+def compiled(function: Function) -> Function:
+    """Compile for speed, once per machine.
+
+    Without numba's reference counts, which cost more than the arithmetic in functions this small:
+    so a compiled function may not allocate, and all work space comes from its caller.
+    """
+    before = _config.CACHE_DIR
+    _config.CACHE_DIR = _FOLDER or before
+    try:
+        made: Function = _njit(cache=True, _nrt=False)(function)
+    finally:
+        _config.CACHE_DIR = before
+    return made

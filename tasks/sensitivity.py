@@ -1,0 +1,178 @@
+"""How much N_max and rho matter: best tokens per dollar of every phase as they grow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from catalog import reads
+from catalog.store import Catalog
+from planner.placement.profile import GIB
+from planner.types import Combination, Market, Phase, Template
+from tasks.inputs import Inputs, PhaseInputs
+from tasks.library import all_keys
+
+SECONDS_PER_HOUR = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The best template of a phase under caps on nodes and memory."""
+
+    workload: str
+    phase: Phase
+    max_nodes: int
+    memory_ratio: float
+    tokens_per_usd: float  # 0 where no template is within the caps
+    placement: str
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """Best tokens per dollar over N_max (at the largest rho), and over rho (at most nodes)."""
+
+    by_nodes: tuple[Point, ...]
+    by_memory: tuple[Point, ...]
+    plot: Path
+
+
+def measure_sensitivity(catalog: Catalog, inputs: Inputs) -> Sensitivity:
+    """Sweep caps over a library that is built for the largest of them.
+
+    A combination that is no better than its parts has no template, but the parts cost the same
+    together: the best tokens per dollar is that of the whole library at every cap. Prices are the
+    cheapest on-demand ones of the scenario's domains.
+    """
+    prices = _cheapest(inputs)
+    placement = inputs.scenario.placement
+    ratios = [float(ratio) for ratio in range(2, int(placement.memory_ratio) + 1)]
+    by_nodes: list[Point] = []
+    by_memory: list[Point] = []
+    for phase in inputs.phases:
+        with catalog.read() as connection:
+            templates = reads.read_templates(connection, all_keys(phase))
+        valued = [
+            (value, template)
+            for template in templates
+            if (value := _tokens_per_usd(phase, template, prices)) is not None
+        ]
+        valued.sort(key=lambda pair: (-pair[0], pair[1].id))
+        by_nodes += [
+            _best(phase, valued, nodes, placement.memory_ratio)
+            for nodes in range(1, placement.max_nodes + 1)
+        ]
+        by_memory += [_best(phase, valued, placement.max_nodes, ratio) for ratio in ratios]
+    plot = catalog.home / "reports" / f"sensitivity-{inputs.scenario.name}.png"
+    plot.parent.mkdir(parents=True, exist_ok=True)
+    _draw(by_nodes, by_memory, inputs.scenario.name, plot)
+    return Sensitivity(tuple(by_nodes), tuple(by_memory), plot)
+
+
+measure_sensitivity_task = task(name="measure-sensitivity", cache_policy=NO_CACHE)(
+    measure_sensitivity
+)
+
+
+def plateau(points: Sequence[Point], of: str, within: float = 0.005) -> float:
+    """Smallest cap from which every phase is within a share of its best at the largest cap."""
+    series: dict[tuple[str, Phase], list[Point]] = {}
+    for point in points:
+        series.setdefault((point.workload, point.phase), []).append(point)
+    needed = 0.0
+    for line in series.values():
+        best = line[-1].tokens_per_usd
+        enough = [p for p in line if p.tokens_per_usd >= (1.0 - within) * best]
+        needed = max(needed, float(getattr(enough[0], of)))
+    return needed
+
+
+def _best(
+    phase: PhaseInputs, valued: Sequence[tuple[float, Template]], nodes: int, ratio: float
+) -> Point:
+    memory_gib = ratio * phase.problem.terms.model_bytes / GIB
+    for value, template in valued:
+        fits = template.nodes == 1 or _memory_gib(phase, template.combination) <= memory_gib
+        if template.nodes <= nodes and fits:
+            return Point(
+                template.workload,
+                template.phase,
+                nodes,
+                ratio,
+                value,
+                template.placement.describe(),
+            )
+    return Point(phase.workload.name, phase.problem.phase, nodes, ratio, 0.0, "")
+
+
+def _memory_gib(phase: PhaseInputs, combination: Combination) -> float:
+    return sum(phase.problem.nodes[name].memory_gib * count for name, count in combination)
+
+
+def _tokens_per_usd(
+    phase: PhaseInputs, template: Template, prices: Mapping[str, float]
+) -> float | None:
+    """None where a class has no on-demand price."""
+    if any(name not in prices for name, _ in template.combination):
+        return None
+    lengths = phase.workload.lengths
+    tokens = {
+        Phase.PREFILL: lengths.mean_input,
+        Phase.DECODE: lengths.mean_output,
+        Phase.AGGREGATED: lengths.mean_input + lengths.mean_output,
+    }[template.phase]
+    usd_per_hour = sum(prices[name] * count for name, count in template.combination)
+    return template.throughput_rps * tokens * SECONDS_PER_HOUR / usd_per_hour
+
+
+def _cheapest(inputs: Inputs) -> Mapping[str, float]:
+    prices: dict[str, float] = {}
+    for offer in inputs.scenario.offers:
+        if offer.market is Market.ON_DEMAND:
+            price = prices.get(offer.node_class, offer.price_usd_per_hour)
+            prices[offer.node_class] = min(price, offer.price_usd_per_hour)
+    return prices
+
+
+def _draw(by_nodes: Sequence[Point], by_memory: Sequence[Point], name: str, path: Path) -> None:
+    """One row per phase; every line is relative to its best."""
+    phases = [phase for phase in Phase if any(p.phase is phase for p in by_nodes)]
+    with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+        figure = Figure(figsize=(9.0, 2.7 * len(phases)), layout="constrained")
+        axes = figure.subplots(len(phases), 2, squeeze=False, sharey="row")
+        for row, phase in enumerate(phases):
+            for axis, points, of in (
+                (axes[row][0], by_nodes, "max_nodes"),
+                (axes[row][1], by_memory, "memory_ratio"),
+            ):
+                _draw_lines(axis, [p for p in points if p.phase is phase], of)
+            axes[row][0].set_ylabel(f"{phase}: best tokens per USD\n(of the best at all)")
+            axes[row][1].legend(frameon=False, fontsize=7, loc="lower right")
+        axes[-1][0].set_xlabel("most nodes of a replica (N_max)")
+        axes[-1][1].set_xlabel("most memory, times the model's (rho)")
+        figure.suptitle(f"What larger combinations are worth: scenario {name}")
+        figure.savefig(path, dpi=130)
+
+
+def _draw_lines(axis: object, points: Sequence[Point], of: str) -> None:
+    lines: dict[str, list[Point]] = {}
+    for point in points:
+        lines.setdefault(point.workload, []).append(point)
+    for workload, line in lines.items():
+        best = line[-1].tokens_per_usd
+        if best > 0:
+            axis.plot(  # type: ignore[attr-defined]
+                [getattr(p, of) for p in line],
+                [p.tokens_per_usd / best for p in line],
+                marker="o",
+                markersize=3,
+                linewidth=1.2,
+                label=workload,
+            )
+    axis.grid(alpha=0.25)  # type: ignore[attr-defined]
+    axis.set_ylim(0.0, 1.05)  # type: ignore[attr-defined]
