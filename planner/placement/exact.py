@@ -23,10 +23,11 @@ from planner.placement.combinations import Members, by_shape
 from planner.placement.evaluate import evaluate
 from planner.placement.profile import PhaseProblem
 from planner.placement.solution import Outcome, Solved
-from planner.placement.stages import Role, split_stage
+from planner.placement.stages import KnownTimes, Role, split_stage
 from planner.types import Combination, Placement, Stage, combination_of, describe_combination
 
 ROUNDING = 1e-9  # relative slack of a cap when a split is read back
+MOST_KNOWN = 8192  # node times kept for reading back, of some kilobytes each
 
 
 class SolverDefectError(CoralError):
@@ -41,6 +42,7 @@ class ExactSolver:
     max_nodes: int
     most_micro_batches: int | None = None  # fewer than nodes: for questions about latency
     _scratch: dict[int, kernels.Scratch] = field(default_factory=dict, repr=False)
+    _known: KnownTimes = field(default_factory=dict, repr=False)
 
     @cached_property
     def _arrays(self) -> PhaseArrays:
@@ -102,6 +104,8 @@ class ExactSolver:
         pairs: kernels.Pairs,
     ) -> Placement:
         """Shares of every node, and the placement's own figures from them."""
+        if len(self._known) > MOST_KNOWN:
+            self._known.clear()
         names = [self._arrays.names[c] for c in classes]
         micro, batch, share = (
             int(column[found.pair[index]])
@@ -116,7 +120,15 @@ class ExactSolver:
             units = tuple((name, -1) for name, n in part for _ in range(n))
             layers = int(found.stage_layers[index, i])
             nodes = split_stage(
-                self.problem, units, Role.at(i, count), micro, layers, batch, share, cap
+                self.problem,
+                units,
+                Role.at(i, count),
+                micro,
+                layers,
+                batch,
+                share,
+                cap,
+                self._known,
             )
             stages.append(Stage(first, layers, nodes))
             first += layers

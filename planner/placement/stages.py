@@ -204,6 +204,9 @@ class StageTable:
         return best
 
 
+KnownTimes = dict[tuple[str, int, Role, int, int], NodeTimes]
+
+
 def split_stage(
     problem: PhaseProblem,
     units: Units,
@@ -213,12 +216,21 @@ def split_stage(
     batch: int,
     least_share: int = 0,
     cap_ms: float = np.inf,
+    known: KnownTimes | None = None,
 ) -> tuple[StageNode, ...]:
-    """The split that `StageTable.latency_ms` stands for, without idle nodes; () for none."""
+    """The split that `StageTable.latency_ms` stands for, without idle nodes; () for none.
+
+    `known` keeps node times from one call to the next.
+    """
     prefill = problem.phase is Phase.PREFILL
     rows: dict[Unit, Floats] = {}
     for name, which in {(u[0], w) for u in units for w in _choices(problem, u)}:
-        times = node_times(problem, (name, which), role, micro_batches, np.array([layers]))
+        key = (name, which, role, micro_batches, layers)
+        times = known.get(key) if known is not None else None
+        if times is None:
+            times = node_times(problem, (name, which), role, micro_batches, np.array([layers]))
+            if known is not None:
+                known[key] = times
         latency = times.latency_ms[0] if prefill else times.step_ms[0]
         rows[name, which] = np.where(times.step_ms[0] <= cap_ms, latency, np.inf)
     best: tuple[tuple[Unit, int], ...] = ()
