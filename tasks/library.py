@@ -100,7 +100,6 @@ def build_phase(catalog: Catalog, inputs: PhaseInputs, solvers: Solvers) -> Phas
         _commit(catalog, inputs, members, keys, pending)
         floors.record(members, best)
         progress.report(label, reused + solved, total)
-    catalog.publish()
     return PhaseLibrary(
         workload=problem.workload,
         phase=problem.phase,
@@ -244,6 +243,7 @@ def _commit(
             connection, inputs.workload, inputs.problem.phase, frame, templates_of(batches),
             datetime.now(UTC),
         )  # fmt: skip
+    catalog.publish()
     batches.clear()
 
 

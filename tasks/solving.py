@@ -86,17 +86,11 @@ def solve_batch(
 
 def version() -> tuple[str, int]:
     """What must be equal here and on every worker."""
+    return _this_version()
+
+
+def _this_version() -> tuple[str, int]:
     return metadata.version("coral-serving"), FORMULATION_VERSION
-
-
-def _worker_version() -> tuple[str, int] | str:
-    """As a worker has it; a text where it has no Coral."""
-    try:
-        from tasks.solving import version as installed
-
-        return installed()
-    except ImportError as error:
-        return str(error)
 
 
 @dataclass
@@ -208,26 +202,36 @@ def _connect_to(address: str) -> Any:
             f"no Dask scheduler answers at {address}; start one with `dask scheduler`, or leave "
             "--dask out to use this machine"
         ) from error
-    found = client.run(_worker_version)
-    if not found:
+    try:
+        _require_this_coral(client, address)
+    except BaseException:
         client.close()
+        raise
+    return client
+
+
+def _require_this_coral(client: Any, address: str) -> None:
+    remedy = f"install {_describe(_this_version())} there and start the workers again"
+    found = client.run(version, on_error="return")
+    if not found:
         raise SchedulerMismatchError(
             f"the Dask scheduler at {address} has no workers; start some with "
             f"`dask worker {address}`"
         )
     for worker, theirs in found.items():
-        if theirs != version():
-            client.close()
-            what = f"has no Coral ({theirs})" if isinstance(theirs, str) else _describe(theirs)
+        if isinstance(theirs, BaseException):
             raise SchedulerMismatchError(
-                f"Dask worker {worker} {what}, this is {_describe(version())[4:]}; install this "
-                "version there and start the worker again"
+                f"Dask worker {worker} has no Coral ({theirs}); {remedy}"
+            ) from theirs
+        if theirs != _this_version():
+            raise SchedulerMismatchError(
+                f"Dask worker {worker} has {_describe(theirs)}, this is {_describe(_this_version())}; "
+                f"{remedy}"
             )
-    return client
 
 
 def _describe(found: tuple[str, int]) -> str:
-    return f"has Coral {found[0]} (formulation {found[1]})"
+    return f"Coral {found[0]} (formulation {found[1]})"
 
 
 class _BatchSizes:

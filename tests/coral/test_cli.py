@@ -68,6 +68,17 @@ def test_quickstart_json_has_the_promised_keys_and_reuses_the_library(tiny_home:
     assert built["templates"] == found["templates"]
 
 
+def test_sensitivity_sweeps_nodes_and_memory_and_draws_a_plot(tiny_home: Path) -> None:
+    caps = ("--max-nodes", "3", "--memory-ratio", "6")
+    done = run("library", "sensitivity", "-s", "tiny", *caps, "--json", home=tiny_home)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert {point["max_nodes"] for point in found["by_nodes"]} == {1, 2, 3}
+    assert {point["memory_ratio"] for point in found["by_memory"]} == {2, 3, 4, 5, 6}
+    assert 1 <= found["plateau_nodes"] <= 3
+    assert Path(found["plot"]).exists()
+
+
 def test_sql_reads_the_snapshot(tiny_home: Path) -> None:
     done = run("sql", "SELECT count(*) AS n FROM template", "--json", home=tiny_home)
     answer = json.loads(done.stdout.splitlines()[-1])
@@ -185,10 +196,12 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
         (["quickstart", "--nonsense"], "No such option: --nonsense"),
         (["nonsense"], "No such command 'nonsense'"),
         (["quickstart", "--dask", "tcp://127.0.0.1:1", "-s", "tiny"], "no Dask scheduler answers"),
+        (["library", "build", "-s", "extended"], "combinations to solve: about"),
+        (["library", "sensitivity", "-s", "extended"], "pass --yes to start"),
     ],
 )
 def test_wrong_calls_say_what_is_wrong(tmp_path: Path, arguments: list[str], message: str) -> None:
-    known = arguments[0] in {"quickstart", "sql"}
+    known = arguments[0] in {"quickstart", "sql", "library"}
     done = run(*arguments, home=tmp_path if known else None)
     assert done.returncode == 2
     assert message in done.stderr

@@ -17,7 +17,7 @@ from tasks.allocation import read_library
 from tasks.inputs import load_inputs
 from tasks.library import all_keys, build_phase, require_templates
 from tasks.scenario_file import read_scenario
-from tasks.solving import Batch, SchedulerUnreachableError, Solvers
+from tasks.solving import Batch, Solvers
 
 
 def tiny(**changes) -> ScenarioSpec:
@@ -90,22 +90,6 @@ def test_a_changed_profile_invalidates_only_what_used_it(tmp_path: Path) -> None
         for combination in old.combinations:
             uses = any(name == "L40S x1" for name, _ in combination)
             assert (old.problem.key(combination) != new.problem.key(combination)) == uses
-
-
-def test_dask_workers_and_this_process_find_the_same(tmp_path: Path) -> None:
-    here, there = Catalog(tmp_path / "here"), Catalog(tmp_path / "there")
-    inputs = load_inputs(here, tiny())
-    load_inputs(there, tiny())
-    build(here, inputs)
-    build(there, inputs, Solvers(workers=2))
-    assert read_library(here, inputs) == read_library(there, inputs)
-
-
-def test_an_unreachable_scheduler_is_named(tmp_path: Path) -> None:
-    catalog = Catalog(tmp_path)
-    inputs = load_inputs(catalog, tiny())
-    with pytest.raises(SchedulerUnreachableError, match="no Dask scheduler answers at tcp://"):
-        build(catalog, inputs, Solvers(address="tcp://127.0.0.1:1"))
 
 
 def with_slo(ttft_ms: float, tpot_ms: float, **changes) -> ScenarioSpec:
