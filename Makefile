@@ -26,6 +26,8 @@ check: setup
 	$(BIN)/lint-imports
 
 bench: setup
+	$(BIN)/python -m bench.placement --json
+	$(BIN)/python -m bench.library --scenario core --nmax 4 --json
 	$(BIN)/python -m bench.floors --json
 
 clean:

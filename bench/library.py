@@ -53,6 +53,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="Dask workers")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    os.environ["PREFECT_LOGGING_ROOT_LEVEL"] = "CRITICAL"  # workers log every start and stop
     spec = read_scenario(options.scenario)
     placement = spec.placement.model_copy(update={"max_nodes": options.nmax})
     memory = PeakMemory()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from dataclasses import dataclass
+from itertools import groupby
 
 from prefect import flow
 
@@ -52,9 +53,11 @@ def build_library(
     inputs = load_inputs(catalog, read_scenario(scenario))
     phases: list[PhaseLibrary] = []
     with Solvers(dask, workers, inputs.scenario.placement.solver) as solvers:
-        for phase in inputs.phases:
-            phases.append(build_phase_task(catalog, opaque(phase), opaque(solvers)))
-    require_templates(inputs.phases, phases, inputs.scenario.placement)
+        for _, group in groupby(inputs.phases, key=lambda phase: phase.workload.name):
+            workload = list(group)
+            built = [build_phase_task(catalog, opaque(p), opaque(solvers)) for p in workload]
+            require_templates(workload, built, inputs.scenario.placement)
+            phases += built
     share_templates_task(catalog, opaque(inputs.phases))
     record_builds(catalog, uuid.uuid4().hex, inputs.scenario.name, phases)
     catalog.publish(force=True)

@@ -225,8 +225,8 @@ def _require_this_coral(client: Any, address: str) -> None:
             ) from theirs
         if theirs != _this_version():
             raise SchedulerMismatchError(
-                f"Dask worker {worker} has {_describe(theirs)}, this is {_describe(_this_version())}; "
-                f"{remedy}"
+                f"Dask worker {worker} has {_describe(theirs)}, this is "
+                f"{_describe(_this_version())}; {remedy}"
             )
 
 
