@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 
 from catalog.store import Catalog
+from planner.scenario import with_caps
 from tasks.inputs import load_inputs
 from tasks.library import build_phase
 from tasks.scenario_file import read_scenario
@@ -55,13 +56,13 @@ def main() -> None:
     options = parser.parse_args()
     os.environ["PREFECT_LOGGING_ROOT_LEVEL"] = "CRITICAL"  # workers log every start and stop
     spec = read_scenario(options.scenario)
-    placement = spec.placement.model_copy(update={"max_nodes": options.nmax})
     memory = PeakMemory()
     memory.start()
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as home:
         catalog = Catalog(Path(home))
-        inputs = load_inputs(catalog, spec.model_copy(update={"placement": placement}))
+        changed = with_caps(spec, options.nmax, spec.placement.memory_ratio)
+        inputs = load_inputs(catalog, changed)
         phases = []
         with Solvers(workers=options.workers, kind=inputs.scenario.placement.solver) as solvers:
             for phase in inputs.phases:

@@ -6,13 +6,14 @@ import tempfile
 from pathlib import Path
 
 from catalog.store import Catalog
+from planner.scenario import with_caps
 from tasks.inputs import Inputs, load_inputs
 from tasks.scenario_file import read_scenario
 
 
-def inputs_of(scenario: str, max_nodes: int, **placement: object) -> Inputs:
-    """A scenario with another N_max, and other placement options where given."""
+def inputs_of(scenario: str, max_nodes: int) -> Inputs:
+    """A scenario with another N_max."""
     spec = read_scenario(scenario)
-    changed = spec.placement.model_copy(update={"max_nodes": max_nodes, **placement})
+    changed = with_caps(spec, max_nodes, spec.placement.memory_ratio)
     with tempfile.TemporaryDirectory() as home:
-        return load_inputs(Catalog(Path(home)), spec.model_copy(update={"placement": changed}))
+        return load_inputs(Catalog(Path(home)), changed)

@@ -69,6 +69,7 @@ def write_solutions(
     new = connection.sql(
         "SELECT solution_id FROM solved WHERE solution_id NOT IN (SELECT solution_id FROM solution)"
     ).pl()
+    connection.register("new", new)
     connection.execute(
         "INSERT INTO solution (solution_id, built_at, workload, phase, combination, outcome, "
         "best_rps, proven, searches, seconds) "
@@ -76,6 +77,7 @@ def write_solutions(
         "FROM solved WHERE solution_id IN (SELECT solution_id FROM new)",
         [now, asked.name, phase.value],
     )
+    connection.unregister("new")
     connection.unregister("solved")
     fresh = set(new["solution_id"].to_list())
     made = [template for template in templates if template.id in fresh]
@@ -208,8 +210,10 @@ def _insert_frame(
     connection: duckdb.DuckDBPyConnection, table: str, rows: Sequence[Mapping[str, object]]
 ) -> None:
     """Many rows at once, columns by name."""
-    connection.register("rows", pl.DataFrame(rows, infer_schema_length=None))
-    connection.execute(f"INSERT INTO {table} BY NAME SELECT * FROM rows")
+    frame = pl.DataFrame(rows, infer_schema_length=None)
+    columns = ", ".join(frame.columns)
+    connection.register("rows", frame)
+    connection.execute(f"INSERT INTO {table} ({columns}) SELECT {columns} FROM rows")
     connection.unregister("rows")
 
 

@@ -147,6 +147,7 @@ def library_build(
                 "solved": sum(phase.solved for phase in result.phases),
                 "reused": sum(phase.reused for phase in result.phases),
                 "pruned": sum(phase.pruned for phase in result.phases),
+                "outcomes": result.outcomes,
                 "seconds": round(result.seconds, 3),
             }
         )
@@ -325,6 +326,8 @@ def _check_build(
     from tasks.inputs import load_inputs
     from tasks.scenario_file import read_scenario
 
+    if dask and workers is not None:
+        _fail("--dask names workers that run already, --workers starts some here: leave one out", 2)
     catalog, spec = open_catalog(home), read_scenario(scenario)
     inputs = load_inputs(catalog, with_caps(spec, *caps) if caps else spec)
     estimate = estimate_build(catalog, inputs, dask, workers)
@@ -333,7 +336,8 @@ def _check_build(
     if not sys.stdin.isatty():
         refuse_large(estimate)
     if not typer.confirm(f"{estimate.describe()}. Start?", err=True):
-        raise typer.Exit(code=2)
+        typer.echo("nothing was built", err=True)
+        raise typer.Exit
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import Counter
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -34,6 +35,15 @@ class LibraryResult:
     @property
     def templates(self) -> int:
         return sum(phase.kept for phase in self.phases)
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        """Combinations by what became of them, those never solved included."""
+        counts: Counter[str] = Counter()
+        for phase in self.phases:
+            counts.update(phase.outcomes)
+            counts.update(phase.left_out)
+        return dict(counts)
 
 
 @flow(name="build-library", validate_parameters=False)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import uuid
+
 from prefect import flow
 
 from planner.scenario import with_caps
 from tasks.home import open_catalog
 from tasks.inputs import load_inputs
-from tasks.library import build_phase_task
+from tasks.library import build_phase_task, record_builds
 from tasks.opaque import opaque
 from tasks.scenario_file import read_scenario
 from tasks.sensitivity import Sensitivity, measure_sensitivity_task
@@ -27,7 +29,7 @@ def library_sensitivity(
     catalog = open_catalog(home)
     inputs = load_inputs(catalog, with_caps(read_scenario(scenario), max_nodes, memory_ratio))
     with Solvers(dask, workers, inputs.scenario.placement.solver) as solvers:
-        for phase in inputs.phases:
-            build_phase_task(catalog, opaque(phase), opaque(solvers))
+        built = [build_phase_task(catalog, opaque(p), opaque(solvers)) for p in inputs.phases]
+    record_builds(catalog, uuid.uuid4().hex, inputs.scenario.name, built)
     found: Sensitivity = measure_sensitivity_task(catalog, opaque(inputs))
     return found

@@ -26,7 +26,8 @@ from planner.types import (
 )
 
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
-Sizes = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+LARGEST_BATCH = 4096  # requests of a micro-batch
+Sizes = Annotated[tuple[Annotated[int, Field(ge=1, le=LARGEST_BATCH)], ...], Field(min_length=1)]
 
 
 class _Strict(BaseModel):

@@ -54,7 +54,7 @@ class PhaseLibrary:
 
     @property
     def pruned(self) -> int:
-        """Solved by bounds alone."""
+        """Without a template by bounds alone."""
         return self.solved - self.searched
 
 
@@ -91,7 +91,10 @@ def build_phase(catalog: Catalog, inputs: PhaseInputs, solvers: Solvers) -> Phas
             best[batch.rows] = batch.solved.best_rps
             outcomes.update(batch.solved.outcomes)
             solved += len(batch.rows)
-            searched += int((batch.solved.searches > 0).sum())
+            searched += sum(
+                o is Outcome.KEPT or n > 0
+                for o, n in zip(batch.solved.outcomes, batch.solved.searches, strict=True)
+            )
             unproven += int((~batch.solved.proven).sum())
             progress.report(label, reused + solved, total)
             if time.perf_counter() - committed > COMMIT_EVERY_S:

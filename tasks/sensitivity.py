@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,12 +47,13 @@ def measure_sensitivity(catalog: Catalog, inputs: Inputs) -> Sensitivity:
     """Sweep caps over a library that is built for the largest of them.
 
     A combination that is no better than its parts has no template, but the parts cost the same
-    together: the best tokens per dollar is that of the whole library at every cap. Prices are the
-    cheapest on-demand ones of the scenario's domains.
+    together: the best tokens per dollar is that of the whole library at every cap. A template costs
+    what its nodes cost on demand in the cheapest domain that rents them all.
     """
-    prices = _cheapest(inputs)
+    prices = _on_demand_prices(inputs)
     placement = inputs.scenario.placement
-    ratios = [float(ratio) for ratio in range(2, int(placement.memory_ratio) + 1)]
+    ratios = [float(ratio) for ratio in range(2, math.ceil(placement.memory_ratio))]
+    ratios.append(placement.memory_ratio)
     by_nodes: list[Point] = []
     by_memory: list[Point] = []
     for phase in inputs.phases:
@@ -115,10 +117,15 @@ def _memory_gib(phase: PhaseInputs, combination: Combination) -> float:
 
 
 def _tokens_per_usd(
-    phase: PhaseInputs, template: Template, prices: Mapping[str, float]
+    phase: PhaseInputs, template: Template, prices: Mapping[str, Mapping[str, float]]
 ) -> float | None:
-    """None where a class has no on-demand price."""
-    if any(name not in prices for name, _ in template.combination):
+    """None where no domain rents all its nodes on demand."""
+    costs = [
+        sum(found[name] * count for name, count in template.combination)
+        for found in prices.values()
+        if all(name in found for name, _ in template.combination)
+    ]
+    if not costs:
         return None
     lengths = phase.workload.lengths
     tokens = {
@@ -126,16 +133,17 @@ def _tokens_per_usd(
         Phase.DECODE: lengths.mean_output,
         Phase.AGGREGATED: lengths.mean_input + lengths.mean_output,
     }[template.phase]
-    usd_per_hour = sum(prices[name] * count for name, count in template.combination)
-    return template.throughput_rps * tokens * SECONDS_PER_HOUR / usd_per_hour
+    return template.throughput_rps * tokens * SECONDS_PER_HOUR / min(costs)
 
 
-def _cheapest(inputs: Inputs) -> Mapping[str, float]:
-    prices: dict[str, float] = {}
+def _on_demand_prices(inputs: Inputs) -> Mapping[str, Mapping[str, float]]:
+    """USD/hour by domain and node class."""
+    prices: dict[str, dict[str, float]] = {}
     for offer in inputs.scenario.offers:
         if offer.market is Market.ON_DEMAND:
-            price = prices.get(offer.node_class, offer.price_usd_per_hour)
-            prices[offer.node_class] = min(price, offer.price_usd_per_hour)
+            found = prices.setdefault(offer.domain, {})
+            price = found.get(offer.node_class, offer.price_usd_per_hour)
+            found[offer.node_class] = min(price, offer.price_usd_per_hour)
     return prices
 
 

@@ -12,28 +12,31 @@ import hashlib
 import logging
 import os
 import pickle
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import distributed
 import numpy as np
 from numpy.typing import NDArray
 
+import planner
 from planner.errors import CoralError
 from planner.perf.grids import Floats
 from planner.placement.combinations import CombinationSet, Members
 from planner.placement.evaluate import make_template
 from planner.placement.exact import ExactSolver
-from planner.placement.profile import FORMULATION_VERSION, PhaseProblem
+from planner.placement.profile import PhaseProblem
 from planner.placement.search import IlpSolver
 from planner.placement.solution import PlacementSolver, Solved
 from planner.types import Template
 
 BATCH_SECONDS = 4.0
-FIRST_BATCH = 64  # combinations, before anything was measured
+FIRST_BATCH = {"exact": 64, "ilp": 1}  # combinations, before anything was measured
 LARGEST_BATCH = 20_000
 BATCHES_PER_WORKER = 2  # under way: one is solved, one waits
 REACH_SCHEDULER_S = 10.0
@@ -84,13 +87,13 @@ def solve_batch(
     return solved, templates, time.perf_counter() - started
 
 
-def version() -> tuple[str, int]:
-    """What must be equal here and on every worker."""
-    return _this_version()
-
-
-def _this_version() -> tuple[str, int]:
-    return metadata.version("coral-serving"), FORMULATION_VERSION
+def version() -> tuple[str, str]:
+    """What must be equal here and on every worker: the release, and the planner's sources."""
+    folder = Path(planner.__file__).parent
+    digest = hashlib.sha256()
+    for source in sorted(folder.rglob("*.py")):
+        digest.update(source.read_bytes())
+    return metadata.version("coral-serving"), digest.hexdigest()[:12]
 
 
 @dataclass
@@ -122,7 +125,7 @@ class Solvers:
             return
         packed = _Packed.of(problem, self.kind, max_nodes)
         if self.workers == 0:
-            sizes = _BatchSizes(len(members), 1)
+            sizes = _BatchSizes(len(members), 1, FIRST_BATCH[self.kind])
             while (rows := sizes.next_rows()) is not None:
                 batch = Batch(rows, *_solve_packed(packed, members[rows], floors[rows]))
                 sizes.measured(len(rows), batch.seconds)
@@ -133,7 +136,7 @@ class Solvers:
     def _run_on_dask(self, packed: _Packed, members: Members, floors: Floats) -> Iterator[Batch]:
         client = self.connect()
         workers = max(1, len(client.scheduler_info(n_workers=-1)["workers"]))
-        sizes = _BatchSizes(len(members), workers)
+        sizes = _BatchSizes(len(members), workers, FIRST_BATCH[self.kind])
         rows_of: dict[str, NDArray[np.intp]] = {}
         under_way = distributed.as_completed(raise_errors=False)
 
@@ -152,6 +155,11 @@ class Solvers:
             rows = rows_of.pop(future.key)
             try:
                 batch = Batch(rows, *future.result())
+            except distributed.CancelledError as error:
+                raise SchedulerUnreachableError(
+                    "the Dask scheduler stopped answering; what was committed stays: start it "
+                    "again and repeat the command"
+                ) from error
             except distributed.KilledWorker as error:
                 raise WorkersLostError(
                     f"a batch of {len(rows)} combinations lost its worker again and again, most "
@@ -211,7 +219,8 @@ def _connect_to(address: str) -> Any:
 
 
 def _require_this_coral(client: Any, address: str) -> None:
-    remedy = f"install {_describe(_this_version())} there and start the workers again"
+    here = version()
+    remedy = f"install {_describe(here)} there and start the workers again"
     found = client.run(version, on_error="return")
     if not found:
         raise SchedulerMismatchError(
@@ -223,24 +232,22 @@ def _require_this_coral(client: Any, address: str) -> None:
             raise SchedulerMismatchError(
                 f"Dask worker {worker} has no Coral ({theirs}); {remedy}"
             ) from theirs
-        if theirs != _this_version():
+        if theirs != here:
             raise SchedulerMismatchError(
-                f"Dask worker {worker} has {_describe(theirs)}, this is "
-                f"{_describe(_this_version())}; {remedy}"
+                f"Dask worker {worker} has {_describe(theirs)}, this is {_describe(here)}; {remedy}"
             )
 
 
-def _describe(found: tuple[str, int]) -> str:
-    return f"Coral {found[0]} (formulation {found[1]})"
+def _describe(found: tuple[str, str]) -> str:
+    return f"Coral {found[0]} (planner {found[1]})"
 
 
 class _BatchSizes:
     """Cuts a level's rows into batches of BATCH_SECONDS, as fast as the last ones were."""
 
-    def __init__(self, rows: int, workers: int) -> None:
-        self.rows, self.workers = rows, workers
+    def __init__(self, rows: int, workers: int, first: int) -> None:
+        self.rows, self.workers, self.size = rows, workers, first
         self.taken = 0
-        self.size = FIRST_BATCH
 
     def next_rows(self) -> NDArray[np.intp] | None:
         if self.taken >= self.rows:
@@ -274,6 +281,7 @@ class _Packed:
 
 
 _latest: tuple[tuple[str, str, int], PhaseProblem, PlacementSolver] | None = None
+_one_at_a_time = threading.Lock()  # a solver has one work space; workers may have many threads
 
 
 def _solve_packed(
@@ -282,11 +290,12 @@ def _solve_packed(
     """On a worker: batches of one phase share its solver with all its tables."""
     global _latest
     key = (packed.digest, packed.kind, packed.max_nodes)
-    if _latest is None or _latest[0] != key:
-        _latest = None  # let the old tables go first
-        problem: PhaseProblem = pickle.loads(packed.data)
-        _latest = (key, problem, solver_for(problem, packed.kind, packed.max_nodes))
-    return solve_batch(_latest[2], _latest[1], members, floors)
+    with _one_at_a_time:
+        if _latest is None or _latest[0] != key:
+            _latest = None  # let the old tables go first
+            problem: PhaseProblem = pickle.loads(packed.data)
+            _latest = (key, problem, solver_for(problem, packed.kind, packed.max_nodes))
+        return solve_batch(_latest[2], _latest[1], members, floors)
 
 
 def templates_of(batches: Sequence[Batch]) -> list[Template]:

@@ -79,15 +79,21 @@ def offer(
     return Offer(domain, f"type-{node}", node, market, price, stock, "assumed in a test")
 
 
-def random_problem(seed: int, phase: Phase, layers: int = 5, classes: int = 3) -> PhaseProblem:
+def random_problem(
+    seed: int,
+    phase: Phase,
+    layers: int = 5,
+    classes: int = 3,
+    batches: tuple[int, ...] = (1, 2, 3, 4),
+    gpu_counts: tuple[int, ...] = (1, 2),
+) -> PhaseProblem:
     """A phase problem with random step times, memories and networks."""
     rng = np.random.default_rng(seed)
-    batches = (1, 2, 3, 4)
     nodes = {}
     for index in range(classes):
-        gpus = int(rng.choice([1, 2]))
+        gpus = int(rng.choice(gpu_counts))
         options = []
-        for tp in [1, 2][:gpus]:
+        for tp in [tp for tp in (1, 2, 4, 8) if tp <= gpus]:
             layer = np.sort(rng.uniform(1.0, 6.0, size=max(batches))) / tp**0.7
             options.append(
                 NodeOption(

@@ -22,7 +22,6 @@ KINDS = {
     Phase.AGGREGATED: kernels.AGGREGATED,
 }
 GRID_RATIO = 1.01  # of one time of the relaxations' grid to the next
-LAYER_RATIO = 1.0 + 1e-9
 LAYER_STEPS = 16384  # of the grid of single layers
 GRID_SPAN = 2e3  # longest over shortest time of the grid; below it the relaxations are loose
 
@@ -160,7 +159,9 @@ class Relaxations:
         classes, layers = len(arrays.names), arrays.terms.layers
         times = arrays.nodes.latency_ms[:, :, 1:]
         times = times[np.isfinite(times)]
-        layer_grid = np.geomspace(times.min(), times.max() * LAYER_RATIO, LAYER_STEPS)
+        layer_grid = np.ones(1)  # nothing is finite: no node does anything
+        if times.size:
+            layer_grid = np.geomspace(times.min(), times.max() * (1.0 + 1e-9), LAYER_STEPS)
         layer_requests = np.zeros((classes, layer_grid.size), dtype=np.int64)
         kernels.fill_layer_requests(arrays.nodes, layer_grid, arrays.most_batch, layer_requests)
         tables = int(pairs.table.max()) + 1
@@ -196,7 +197,7 @@ class Relaxations:
         pairs, tables, arrays = self.pairs, self._tables, self.arrays
         mine = np.flatnonzero(pairs.micro_batches == micro_batches)
         for table in np.unique(pairs.table[mine]).tolist():
-            width = arrays.most_batch
+            width = int(arrays.nodes.dp.max())  # any: groups may be idle
             if arrays.problem.phase is Phase.AGGREGATED:
                 width = SHARE_WIDTHS[table % len(SHARE_WIDTHS)]
             kernels.fill_requests(

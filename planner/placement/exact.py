@@ -1,9 +1,9 @@
 """The exact placement solver of production: compiled dynamic programs behind relaxations.
 
-Returns the optimum of the reference (`search.py`) within the same tolerance, thousands of times
-faster. For every pair (M, b) relaxations of rising cost say whether anything can beat the floor;
-what is left is searched by a dynamic program over subsets of nodes and layers under a cap, and a
-search on the cap. Source: docs/formulation.md, section 3.
+Returns the optimum of the reference (`search.py`) within the same tolerance; `bench.placement`
+compares the two. For every pair (M, b) relaxations of rising cost say whether anything can beat
+the floor; what is left is searched by a dynamic program over subsets of nodes and layers under a
+cap, and a search on the cap. Source: docs/formulation.md, section 3.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ class ExactSolver:
         utilisation, shape (n,).
         """
         size = members.shape[1]
+        if size > self.max_nodes:
+            raise ValueError(f"combinations of {size} nodes, more than {self.max_nodes}")
         pairs, bounds, chosen = self._relaxations.of_size(size, self.most_micro_batches or size)
         solved = Solved.empty(len(members))
         for counts, rows, distinct in by_shape(members):

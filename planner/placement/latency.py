@@ -11,7 +11,7 @@ from planner.errors import ImpossibleSloError, InputError, NoTemplateError
 from planner.placement.combinations import CombinationSet
 from planner.placement.exact import ExactSolver
 from planner.placement.profile import PhaseProblem
-from planner.placement.settings import PlacementSettings
+from planner.placement.settings import RELATIVE_TOLERANCE, PlacementSettings
 from planner.types import Phase, Workload
 
 LONGEST_MS = 1e6  # where the search for a possible latency gives up
@@ -25,7 +25,7 @@ def least_latency_ms(problem: PhaseProblem, combinations: CombinationSet) -> flo
     Infinite when no combination holds the model, one request of p95 length and the KV hand-over.
     """
     terms = replace(problem.terms, budget_ms=LONGEST_MS, chunks_budget_ms=np.inf)
-    unlimited = replace(problem, terms=terms)
+    unlimited = replace(problem, terms=terms, least_gain=RELATIVE_TOLERANCE)
     if problem.phase is not Phase.AGGREGATED:  # there a node's groups need a request each
         unlimited = replace(unlimited, batch_sizes=(min(problem.batch_sizes),))
     if not _possible(unlimited, combinations):

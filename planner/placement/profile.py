@@ -109,6 +109,7 @@ class PhaseProblem:
     batch_sizes: tuple[int, ...]
     nodes: Mapping[str, NodeProfile]
     least_gain: float = RELATIVE_TOLERANCE  # relative, of a template above its parts
+    solver: str = "exact"  # results of the reference, which may be unproven, are kept apart
 
     @property
     def phase(self) -> Phase:
@@ -140,7 +141,7 @@ class PhaseProblem:
     @cached_property
     def _terms_digest(self) -> str:
         parts = [FORMULATION_VERSION, self.workload, asdict(self.terms), self.batch_sizes]
-        text = json.dumps([*parts, self.least_gain], sort_keys=True)
+        text = json.dumps([*parts, self.least_gain, self.solver], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     @cached_property
@@ -182,7 +183,7 @@ def build_phase_problem(
         )
         for node in nodes
     }
-    return PhaseProblem(workload.name, terms, sizes, profiles, settings.least_gain)
+    return PhaseProblem(workload.name, terms, sizes, profiles, settings.least_gain, settings.solver)
 
 
 def _request_terms(workload: Workload, phase: Phase, settings: PlacementSettings) -> RequestTerms:

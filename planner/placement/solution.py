@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -35,13 +34,13 @@ class Outcome(StrEnum):
             return cls.INFEASIBLE
         return {
             kernels.WORK: cls.BOUND_WORK,
-            kernels.COVER: cls.BOUND_LAYERS,
+            kernels.LAYERS: cls.BOUND_LAYERS,
             kernels.LATENCY: cls.BOUND_LATENCY,
             kernels.SEARCHED: cls.NO_GAIN,
         }[code]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Solved:
     """Results of combinations of one size, by row."""
 
@@ -83,11 +82,3 @@ class PlacementSolver(Protocol):
     """Best placements of combinations of one size that beat their floors."""
 
     def solve(self, members: Members, floors: Floats) -> Solved: ...
-
-
-def counts_of(outcomes: Iterable[Outcome]) -> dict[str, int]:
-    """Combinations by outcome."""
-    counts: dict[str, int] = {}
-    for outcome in outcomes:
-        counts[outcome.value] = counts.get(outcome.value, 0) + 1
-    return counts

@@ -76,6 +76,44 @@ def test_best_placement_matches_brute_force_on_three_nodes(
         )
 
 
+@pytest.mark.parametrize("kind", ["exact", "ilp"])
+@pytest.mark.parametrize("phase", list(Phase))
+def test_micro_batches_smaller_than_a_node_has_groups(phase: Phase, kind: str) -> None:
+    """8 x TP1 may serve two prompts: six of its groups are idle."""
+    reached = 0
+    for seed in range(6):
+        problem = random_problem(seed, phase, 4, 2, batches=(1, 2), gpu_counts=(1, 8))
+        nodes = {n: replace(p, options=p.options[:1]) for n, p in problem.nodes.items()}
+        problem = replace(problem, nodes=nodes)  # 8 x TP1 and nothing else
+        solver = solver_of(kind, problem)
+        for combination in combinations_of(problem, 2):
+            expected = best_rps(problem, combination)
+            placement = solve_one(solver, combination)
+            found = placement.raw_rps if placement else 0.0
+            assert found == pytest.approx(expected, rel=2 * RELATIVE_TOLERANCE)
+            shapes = [n for s in placement.stages for n in s.nodes] if placement else []
+            reached += any(n.data_parallel_size > n.batch for n in shapes)
+    assert reached > 0 or phase is Phase.AGGREGATED  # there every group at work has a request
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_no_bound_hides_what_is_just_above_the_floor(phase: Phase) -> None:
+    """A floor just under the optimum must leave it: bounds are tight there."""
+    found = 0
+    for seed in range(8):
+        problem = random_problem(seed, phase, 6, 4, batches=(1, 2, 5, 8, 13), gpu_counts=(1, 2, 8))
+        solver = ExactSolver(problem, 4)
+        for members in enumerate_combinations(problem, 4, 1e9).by_size:
+            free = solver.solve(members, np.zeros(len(members)))
+            again = solver.solve(members, free.best_rps * (1.0 - 3e-4))
+            assert again.best_rps == pytest.approx(free.best_rps, rel=2 * RELATIVE_TOLERANCE)
+            assert again.placements.keys() == free.placements.keys()
+            found += len(free.placements)
+            none = solver.solve(members, free.best_rps * (1.0 + 2e-4))
+            assert not [row for row in none.placements if free.best_rps[row] > 0]
+    assert found > 100
+
+
 def test_brute_force_cases_include_pipelines_and_data_parallel_stages() -> None:
     """The comparison above would prove little if every optimum were a single node."""
     shapes = set()

@@ -14,6 +14,7 @@ from planner.placement.combinations import SplitFloors, enumerate_combinations
 from planner.placement.evaluate import make_template
 from planner.placement.exact import ExactSolver
 from planner.placement.profile import PhaseProblem
+from planner.placement.settings import RELATIVE_TOLERANCE
 from planner.placement.solution import Outcome
 from planner.types import Market, Offer, Phase, Template
 from tests.builders import offer, random_problem, workload
@@ -91,7 +92,7 @@ def test_the_pruned_library_loses_at_most_its_tolerance(seed: int) -> None:
     demand = strongest * float(rng.uniform(0.3, 9.0))
     complete = plan(full, demand, seed)
     # What serves a demand with the full library serves 1 / (1 + eps) of it, at no more cost.
-    eps = least_gain + 1e-3  # of the pruning, and of the solver
+    eps = (1.0 + least_gain) * (1.0 + 2.0 * RELATIVE_TOLERANCE) - 1.0
     served = complete.served_share * demand
     lossy = plan(kept, served / (1.0 + eps), seed)
     assert lossy.served_share == pytest.approx(1.0, abs=1e-6)

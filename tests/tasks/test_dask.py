@@ -43,7 +43,7 @@ def here(tmp_path: Path) -> tuple[Catalog, Inputs]:
 def scheduler() -> Iterator[str]:
     """A scheduler of its own with two workers, as a user would start it."""
     with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0"
+        n_workers=2, threads_per_worker=2, dashboard_address="127.0.0.1:0"
     ) as cluster:
         yield cluster.scheduler_address
 
@@ -59,7 +59,7 @@ def test_a_named_scheduler_and_this_process_find_the_same(
 def test_a_killed_worker_costs_only_its_batch(
     here: tuple[Catalog, Inputs], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(solving, "FIRST_BATCH", 1)
+    monkeypatch.setattr(solving, "FIRST_BATCH", {"exact": 1})
     monkeypatch.setattr(solving, "BATCH_SECONDS", 0.0)
     there = Catalog(tmp_path / "there")
     inputs = inputs_in(there)
@@ -95,12 +95,15 @@ def test_an_unreachable_scheduler_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 def test_workers_of_another_coral_are_refused(
     scheduler: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there = solving.version()
     assert solving.connected_workers(scheduler) == 2
-    monkeypatch.setattr(solving, "_this_version", lambda: ("9.9.9", there[1] + 1))
+    release, here = solving.version()[0], os.getpid()
+
+    def version() -> tuple[str, str]:
+        return release, "here" if os.getpid() == here else "there"
+
+    monkeypatch.setattr(solving, "version", version)
     with pytest.raises(
-        SchedulerMismatchError,
-        match=rf"has Coral {there[0]} \(formulation {there[1]}\), this is Coral 9.9.9",
+        SchedulerMismatchError, match=rf"has Coral {release} \(planner there\), this is .*here\)"
     ):
         solving.connected_workers(scheduler)
 

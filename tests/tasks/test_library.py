@@ -55,7 +55,7 @@ def test_a_second_build_solves_nothing(tmp_path: Path) -> None:
 
 def test_a_killed_build_goes_on_where_it_stopped(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("tasks.library.COMMIT_EVERY_S", 0.0)
-    monkeypatch.setattr("tasks.solving.FIRST_BATCH", 1)
+    monkeypatch.setattr("tasks.solving.FIRST_BATCH", {"exact": 1})
     monkeypatch.setattr("tasks.solving.BATCH_SECONDS", 0.0)
     catalog = Catalog(tmp_path / "killed")
     inputs = load_inputs(catalog, tiny())

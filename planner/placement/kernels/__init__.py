@@ -15,10 +15,10 @@ from planner.placement.kernels.tables import (
 )
 from planner.placement.kernels.types import (
     AGGREGATED,
-    COVER,
     DECODE,
     GAINED,
     LATENCY,
+    LAYERS,
     MOST_NODES,
     PREFILL,
     SEARCHED,
@@ -36,10 +36,10 @@ from planner.placement.kernels.types import (
 
 __all__ = [
     "AGGREGATED",
-    "COVER",
     "DECODE",
     "GAINED",
     "LATENCY",
+    "LAYERS",
     "MOST_NODES",
     "PREFILL",
     "SEARCHED",

@@ -22,7 +22,7 @@ _njit: Any = numba.njit
 
 
 def _cache_folder() -> str | None:
-    """The folder of this version; None leaves the choice to numba."""
+    """The folder of this version; None where none can be written: compiled anew each time."""
     sources = sorted(Path(__file__).parent.glob("*.py"))
     version = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
     base = Path(_config.CACHE_DIR) if _config.CACHE_DIR else user_cache_path("coral")
@@ -40,13 +40,14 @@ _FOLDER = _cache_folder()
 def compiled(function: Function) -> Function:
     """Compile for speed, once per machine.
 
-    Without numba's reference counts, which cost more than the arithmetic in functions this small:
+    Without Python's lock, so that a Dask worker can answer its scheduler; and without numba's
+    reference counts, which cost more than the arithmetic in functions this small:
     so a compiled function may not allocate, and all work space comes from its caller.
     """
     before = _config.CACHE_DIR
-    _config.CACHE_DIR = _FOLDER or before
+    _config.CACHE_DIR = _FOLDER
     try:
-        made: Function = _njit(cache=True, _nrt=False)(function)
+        made: Function = _njit(cache=_FOLDER is not None, nogil=True, _nrt=False)(function)
     finally:
         _config.CACHE_DIR = before
     return made

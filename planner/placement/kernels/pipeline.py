@@ -13,10 +13,10 @@ from planner.placement.kernels.relax import (
 from planner.placement.kernels.stage import stage_cost_ms
 from planner.placement.kernels.types import (
     AGGREGATED,
-    COVER,
     FIRST,
     LAST,
     LATENCY,
+    LAYERS,
     MIDDLE,
     ONLY,
     PREFILL,
@@ -31,7 +31,7 @@ from planner.placement.kernels.types import (
 def best_pipeline(case: Case, classes: Ints, load: Load, cap_ms: float, budget_ms: float) -> int:
     """Pipeline of least latency under the cap and within the budget: how many stages it has.
 
-    0 if there is none, -COVER or -LATENCY if a bound says so. Fills work.stages and work.layers,
+    0 if there is none, -LAYERS or -LATENCY if a bound says so. Fills work.stages and work.layers,
     in pipeline order. `best[s, n]` is the least latency of a first and middle stages on subset s
     with n layers; only such n count as the other nodes can complete.
     """
@@ -46,7 +46,7 @@ def best_pipeline(case: Case, classes: Ints, load: Load, cap_ms: float, budget_m
         work.stages[0], work.layers[0] = whole, total
     fill_most_layers(case, classes, load, cap_ms)
     if not layers_suffice(case.terms, shape, work):
-        return kept if kept else -COVER
+        return kept if kept else -LAYERS
     if pipeline_bound_ms(case, load, least) > least:
         return kept if kept else -LATENCY
     end_subset = end_layers = end_group = -1

@@ -8,10 +8,10 @@ from planner.perf.grids import Floats
 from planner.placement.kernels.compiled import compiled
 from planner.placement.kernels.stage import node_requests
 from planner.placement.kernels.types import (
-    COVER,
     FIRST,
     LAST,
     LATENCY,
+    LAYERS,
     MIDDLE,
     MOST_NODES,
     PREFILL,
@@ -53,7 +53,7 @@ def verdict(case: Case, classes: Ints, load: Load, k: int, stop_ms: float) -> in
         if layers > 0:
             most = max(most, layers + work.middle[whole - t])
     if most < case.terms.layers:
-        return COVER
+        return LAYERS
     if _relaxed_latency_ms(case, load, k, stop_ms) > stop_ms:
         return LATENCY
     return SEARCHED

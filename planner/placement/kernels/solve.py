@@ -118,7 +118,7 @@ def _order_pairs(case: Case, classes: Ints, target: float, count: int) -> None:
                 high = k
             else:
                 low = k + 1
-        work.shortest[j] = load.stretch * (grid[low - 1] if low > 0 else 1e-3 * grid[0])
+        work.shortest[j] = load.stretch * (grid[low - 1] if low > 0 else 0.0)
     for j in range(1, count):
         p, shortest = work.alive[j], work.shortest[j]
         i = j - 1

@@ -12,7 +12,7 @@ Ints = NDArray[Any]
 
 ONLY, FIRST, MIDDLE, LAST, NOWHERE = range(5)  # roles
 DECODE, PREFILL, AGGREGATED = range(3)  # kinds
-WORK, COVER, LATENCY, SEARCHED, GAINED = range(5)  # how a combination ended, by rising effort
+WORK, LAYERS, LATENCY, SEARCHED, GAINED = range(5)  # how a combination ended, by rising effort
 
 MOST_NODES = 8  # of a combination
 
