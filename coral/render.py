@@ -74,8 +74,8 @@ def print_library(result: LibraryResult) -> None:
     reasons = ", ".join(f"{count:,} with {reason}" for reason, count in left_out.items() if count)
     console.print(
         f"{result.templates:,} templates in {result.seconds:.1f} s. A combination gets none when "
-        "two smaller ones that make it up serve as much; pruned ones needed no search for that."
-        + (f" Never solved: {reasons}." if reasons else "")
+        "two smaller ones that make it up serve as much, or nothing meets the SLO; for pruned ones "
+        "bounds were enough to know." + (f" Never solved: {reasons}." if reasons else "")
     )
     unproven = sum(phase.unproven for phase in result.phases)
     if unproven:
@@ -88,20 +88,22 @@ def print_library(result: LibraryResult) -> None:
 
 def sensitivity_summary(result: Sensitivity) -> dict[str, Any]:
     """What `--json` prints of a sweep."""
-    from tasks.sensitivity import plateau
+    from tasks.sensitivity import BEST, CLASS_MEAN, plateau
 
     return {
         "by_nodes": [asdict(point) for point in result.by_nodes],
         "by_memory": [asdict(point) for point in result.by_memory],
-        "plateau_nodes": int(plateau(result.by_nodes, "max_nodes")),
-        "plateau_memory_ratio": plateau(result.by_memory, "memory_ratio"),
+        "plateau_nodes": int(plateau(result.by_nodes, "max_nodes", BEST)),
+        "plateau_memory_ratio": plateau(result.by_memory, "memory_ratio", BEST),
+        "class_plateau_nodes": int(plateau(result.by_nodes, "max_nodes", CLASS_MEAN)),
+        "class_plateau_memory_ratio": plateau(result.by_memory, "memory_ratio", CLASS_MEAN),
         "plot": str(result.plot),
     }
 
 
 def print_sensitivity(result: Sensitivity) -> None:
     """Best tokens per dollar by N_max, and where both caps stop to matter."""
-    from tasks.sensitivity import plateau
+    from tasks.sensitivity import BEST, CLASS_MEAN, plateau
 
     console = _console()
     caps = sorted({point.max_nodes for point in result.by_nodes})
@@ -117,10 +119,16 @@ def print_sensitivity(result: Sensitivity) -> None:
     for (workload, phase), values in rows.items():
         table.add_row(workload, phase, *(f"{values[cap]:,.0f}" for cap in caps))
     console.print(table)
+    for what, value in (("the best template", BEST), ("the mean over node classes", CLASS_MEAN)):
+        nodes = plateau(result.by_nodes, "max_nodes", value)
+        ratio = plateau(result.by_memory, "memory_ratio", value)
+        console.print(
+            f"By {what}, every phase is within 0.5% of its most from {nodes:.0f} nodes and from "
+            f"{ratio:g} times the model's memory on."
+        )
     console.print(
-        f"Every phase is within 0.5% of its best from {plateau(result.by_nodes, 'max_nodes'):.0f} "
-        f"nodes and from {plateau(result.by_memory, 'memory_ratio'):g} times the model's memory "
-        f"on.\nPlot: {result.plot}"
+        "The mean takes, for every node class, the best template that uses it: what the class is "
+        f"worth where the best ones are sold out.\nPlot: {result.plot}"
     )
 
 

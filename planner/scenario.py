@@ -160,6 +160,12 @@ class AllocationSpec(_Strict):
     budget_usd_per_hour: PositiveFloat | None = None
     egress: EgressSpec | None = None
 
+    @model_validator(mode="after")
+    def _drain_within_horizon(self) -> AllocationSpec:
+        if self.drain_minutes > 60.0 * self.horizon_hours:
+            raise ValueError("drain_minutes is longer than horizon_hours")
+        return self
+
     def settings(self) -> AllocationSettings:
         names = {field.name for field in fields(AllocationSettings)}
         return AllocationSettings(**self.model_dump(include=names))

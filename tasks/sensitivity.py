@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib as mpl
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -20,6 +21,7 @@ from tasks.inputs import Inputs, PhaseInputs
 from tasks.library import all_keys
 
 SECONDS_PER_HOUR = 3600.0
+BEST, CLASS_MEAN = "tokens_per_usd", "class_mean_tokens_per_usd"  # values of a point
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class Point:
     max_nodes: int
     memory_ratio: float
     tokens_per_usd: float  # 0 where no template is within the caps
+    class_mean_tokens_per_usd: float  # mean over node classes of the best template that uses each
     placement: str
 
 
@@ -81,35 +84,39 @@ measure_sensitivity_task = task(name="measure-sensitivity", cache_policy=NO_CACH
 )
 
 
-def plateau(points: Sequence[Point], of: str, within: float = 0.005) -> float:
+def plateau(points: Sequence[Point], cap: str, value: str, within: float = 0.005) -> float:
     """Smallest cap from which every phase is within a share of its best at the largest cap."""
     series: dict[tuple[str, Phase], list[Point]] = {}
     for point in points:
         series.setdefault((point.workload, point.phase), []).append(point)
     needed = 0.0
     for line in series.values():
-        best = line[-1].tokens_per_usd
-        enough = [p for p in line if p.tokens_per_usd >= (1.0 - within) * best]
-        needed = max(needed, float(getattr(enough[0], of)))
+        best = float(getattr(line[-1], value))
+        enough = [p for p in line if float(getattr(p, value)) >= (1.0 - within) * best]
+        needed = max(needed, float(getattr(enough[0], cap)))
     return needed
 
 
 def _best(
     phase: PhaseInputs, valued: Sequence[tuple[float, Template]], nodes: int, ratio: float
 ) -> Point:
+    """`valued`: templates with their tokens per USD, best first."""
     memory_gib = ratio * phase.problem.terms.model_bytes / GIB
+    best, placement = 0.0, ""
+    by_class: dict[str, float] = {}
     for value, template in valued:
         fits = template.nodes == 1 or _memory_gib(phase, template.combination) <= memory_gib
-        if template.nodes <= nodes and fits:
-            return Point(
-                template.workload,
-                template.phase,
-                nodes,
-                ratio,
-                value,
-                template.placement.describe(),
-            )
-    return Point(phase.workload.name, phase.problem.phase, nodes, ratio, 0.0, "")
+        if template.nodes > nodes or not fits:
+            continue
+        if not placement:
+            best, placement = value, template.placement.describe()
+        for name, _ in template.combination:
+            by_class.setdefault(name, value)
+        if len(by_class) == len(phase.problem.names):
+            break
+    mean = sum(by_class.values()) / len(phase.problem.names)
+    name = phase.workload.name
+    return Point(name, phase.problem.phase, nodes, ratio, best, mean, placement)
 
 
 def _memory_gib(phase: PhaseInputs, combination: Combination) -> float:
@@ -163,24 +170,28 @@ def _draw(by_nodes: Sequence[Point], by_memory: Sequence[Point], name: str, path
             axes[row][1].legend(frameon=False, fontsize=7, loc="lower right")
         axes[-1][0].set_xlabel("most nodes of a replica (N_max)")
         axes[-1][1].set_xlabel("most memory, times the model's (rho)")
-        figure.suptitle(f"What larger combinations are worth: scenario {name}")
+        figure.suptitle(
+            f"What larger combinations are worth: scenario {name}\nsolid: best template; dashed: "
+            "mean over node classes of the best template that uses the class",
+            fontsize=9,
+        )
         figure.savefig(path, dpi=130)
 
 
-def _draw_lines(axis: object, points: Sequence[Point], of: str) -> None:
+def _draw_lines(axis: Axes, points: Sequence[Point], cap: str) -> None:
+    """Solid: the best template; dashed: the mean over node classes."""
     lines: dict[str, list[Point]] = {}
     for point in points:
         lines.setdefault(point.workload, []).append(point)
-    for workload, line in lines.items():
+    for index, (workload, line) in enumerate(lines.items()):
         best = line[-1].tokens_per_usd
-        if best > 0:
-            axis.plot(  # type: ignore[attr-defined]
-                [getattr(p, of) for p in line],
-                [p.tokens_per_usd / best for p in line],
-                marker="o",
-                markersize=3,
-                linewidth=1.2,
-                label=workload,
-            )
-    axis.grid(alpha=0.25)  # type: ignore[attr-defined]
-    axis.set_ylim(0.0, 1.05)  # type: ignore[attr-defined]
+        if best <= 0:
+            continue
+        caps = [getattr(p, cap) for p in line]
+        color = f"C{index}"
+        solid = [p.tokens_per_usd / best for p in line]
+        axis.plot(caps, solid, "o-", color=color, markersize=3, linewidth=1.2, label=workload)
+        dashed = [p.class_mean_tokens_per_usd / best for p in line]
+        axis.plot(caps, dashed, ".--", color=color, markersize=4, linewidth=1.0)
+    axis.grid(alpha=0.25)
+    axis.set_ylim(0.0, 1.05)

@@ -63,6 +63,7 @@ class Role(Enum):
 
 
 BEST = -1  # any option
+MOST_MERGED = 1024  # groups whose times are kept, of some hundred kilobytes each
 Unit = tuple[str, int]  # a node of a class, and which of its options it has to take (or BEST)
 Units = tuple[Unit, ...]  # the nodes of one stage
 
@@ -167,6 +168,8 @@ class StageTable:
         """The b-th smallest slot of all nodes, by [l, b]."""
         key = (units, role, micro_batches)
         if key not in self._merged:
+            if len(self._merged) >= MOST_MERGED:
+                self._merged.clear()
             slots = [self._best_slots(unit, role, micro_batches)[:, 1:] for unit in units]
             largest = slots[0].shape[1]
             merged = np.sort(np.concatenate(slots, axis=1), axis=1)[:, :largest]
@@ -287,9 +290,10 @@ def node_times(
     group = -(-batches // option.dp)  # the largest share of the node's groups
     index = np.maximum(group - 1, 0)
     head = option.head_ms[index] * role.is_last + option.overhead_ms
-    step = layers[:, None] * option.layer_ms[index][None, :] + head[None, :]
+    with np.errstate(invalid="ignore"):  # no layers of infinite time: set to zero below
+        step = layers[:, None] * option.layer_ms[index][None, :] + head[None, :]
+        latency = layers[:, None] * option.latency_layer_ms[index][None, :] + head[None, :]
     step = np.maximum(step, network_ms(problem, node, role, layers[:, None], batches[None, :]))
-    latency = layers[:, None] * option.latency_layer_ms[index][None, :] + head[None, :]
     room = np.array(
         [
             option.max_sequences(int(n), first=role.is_first, last=role.is_last, terms=terms)

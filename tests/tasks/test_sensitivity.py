@@ -9,7 +9,7 @@ from planner.scenario import with_caps
 from tasks.inputs import load_inputs
 from tasks.library import build_phase
 from tasks.scenario_file import read_scenario
-from tasks.sensitivity import measure_sensitivity, plateau
+from tasks.sensitivity import BEST, measure_sensitivity, plateau
 from tasks.solving import Solvers
 
 
@@ -53,6 +53,7 @@ def test_more_never_hurts_and_the_plot_is_there(tmp_path: Path) -> None:
         for phase in inputs.phases:
             values = [p.tokens_per_usd for p in points if p.phase is phase.problem.phase]
             assert values == sorted(values)
-    assert 1 <= plateau(found.by_nodes, "max_nodes") <= 3
+    assert 1 <= plateau(found.by_nodes, "max_nodes", BEST) <= 3
+    assert all(0 <= p.class_mean_tokens_per_usd <= p.tokens_per_usd for p in found.by_nodes)
     assert found.plot.parent == catalog.home / "reports"
     assert found.plot.read_bytes().startswith(b"\x89PNG")
