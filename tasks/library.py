@@ -91,9 +91,10 @@ def build_phase(catalog: Catalog, inputs: PhaseInputs, solvers: Solvers) -> Phas
             best[batch.rows] = batch.solved.best_rps
             outcomes.update(batch.solved.outcomes)
             solved += len(batch.rows)
+            tried = batch.solved.searches.tolist()
             searched += sum(
-                o is Outcome.KEPT or n > 0
-                for o, n in zip(batch.solved.outcomes, batch.solved.searches, strict=True)
+                outcome is Outcome.KEPT or number > 0
+                for outcome, number in zip(batch.solved.outcomes, tried, strict=True)
             )
             unproven += int((~batch.solved.proven).sum())
             progress.report(label, reused + solved, total)
