@@ -6,7 +6,7 @@ Source: docs/formulation.md, section 1.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +19,8 @@ from planner.perf.tables import LayerRow, LayerTable, TableKey
 from planner.types import GpuSpec, ModelSpec, NodeClass, Provenance
 
 ALL_REDUCES_PER_LAYER = 2  # after attention and after the MLP (Megatron tensor parallelism)
+# Which calibrations stand for a dtype, best first. Expert weights in mxfp4 are 4-bit bytes and
+# 16-bit arithmetic on every card before Blackwell.
 ROOFLINE_DTYPES = {"bf16": ("bf16", "fp16"), "fp16": ("fp16", "bf16"), "mxfp4": ("bf16", "fp16")}
 
 
@@ -140,13 +142,15 @@ class PerformanceModel:
         if dtype not in ROOFLINE_DTYPES:
             raise MissingProfileError(
                 f"no measured profile of {model.name} in {dtype} on {gpu.name} at tensor parallel "
-                f"size {tp}, and the roofline knows only bf16 and fp16; leave {gpu.name} out of "
-                "node_classes, choose bf16, or import a profile of it"
+                f"size {tp}, and the roofline knows only bf16, fp16 and mxfp4; leave {gpu.name} "
+                "out of node_classes, or import a profile of it"
             )
         scope = "moe" if model.is_moe else "dense"
         for table_dtype in ROOFLINE_DTYPES[dtype]:
             found = self.calibrations.get((gpu.profile_name, scope, table_dtype))
             if found is not None:
+                if dtype == "mxfp4":  # nobody calibrated it
+                    found = replace(found, provenance=Provenance.ESTIMATED)
                 return Roofline(model, gpu, tp, found)
         return Roofline(model, gpu, tp, default_calibration(model, gpu))
 

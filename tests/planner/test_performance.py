@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import polars as pl
 import pytest
@@ -170,15 +172,27 @@ def test_a_gpu_without_any_calibration_gets_the_class_default(known: Known) -> N
 def test_a_dtype_without_table_or_roofline_is_a_missing_profile(
     known: Known, performance: PerformanceModel
 ) -> None:
-    with pytest.raises(MissingProfileError, match=r"gpt-oss-120b in mxfp4 on L4 .*leave L4 out"):
+    with pytest.raises(MissingProfileError, match=r"Qwen3-14B in fp8 on L4 .*leave L4 out"):
         performance.decode_step(
-            known.models["openai/gpt-oss-120b"],
-            "mxfp4",
+            known.models["Qwen/Qwen3-14B"],
+            "fp8",
             classes(known)["L4 x1"],
             1,
             np.array([1.0]),
             np.array([1.0]),
         )
+
+
+def test_four_bit_experts_without_a_table_are_an_estimate(
+    known: Known, performance: PerformanceModel
+) -> None:
+    model, node = known.models["openai/gpt-oss-120b"], classes(known)["A10G x8"]
+    assert performance.provenance(model, "mxfp4", node, 8) is Provenance.ESTIMATED
+    one = np.array([1.0])
+    step = performance.decode_step(model, "mxfp4", node, 8, one, 512 * one).layer_ms[0]
+    sixteen_bit = replace(model, expert_weight_bytes=2.0)
+    slower = performance.decode_step(sixteen_bit, "mxfp4", node, 8, one, 512 * one).layer_ms[0]
+    assert 0 < step < slower
 
 
 def test_broken_tables_are_refused() -> None:

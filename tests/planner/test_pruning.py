@@ -76,7 +76,7 @@ def plan(templates, demand_rps: float, seed: int) -> Plan:
     return plan_allocation(data)
 
 
-@pytest.mark.parametrize("seed", range(54))
+@pytest.mark.parametrize("seed", range(50))
 def test_the_pruned_library_loses_at_most_its_tolerance(seed: int) -> None:
     least_gain = (1e-4, 0.02, 0.1)[seed % 3]
     phases = [(Phase.PREFILL, Phase.DECODE), (Phase.AGGREGATED,)][seed % 2]
@@ -102,7 +102,7 @@ def test_the_pruned_library_loses_at_most_its_tolerance(seed: int) -> None:
 def test_scarce_markets_are_among_them() -> None:
     """The comparison above would prove little if stock never ran out."""
     short = 0
-    for seed in range(0, 54, 3):
+    for seed in range(0, 50, 3):
         phases = [(Phase.PREFILL, Phase.DECODE), (Phase.AGGREGATED,)][seed % 2]
         templates = [t for p in phases for t in library(problem_of(seed, p, 1e-4), pruned=True)]
         if {t.phase for t in templates} == set(phases):
