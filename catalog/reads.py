@@ -173,6 +173,11 @@ def read_solutions(connection: duckdb.DuckDBPyConnection, keys: Sequence[str]) -
     return found
 
 
+def any_solutions(connection: duckdb.DuckDBPyConnection) -> bool:
+    """Whether anything was solved earlier."""
+    return bool(connection.execute("SELECT 1 FROM solution LIMIT 1").fetchall())
+
+
 def count_solutions(connection: duckdb.DuckDBPyConnection, keys: Sequence[str]) -> int:
     """How many of some keys were solved earlier."""
     connection.register("wanted", pl.DataFrame({"solution_id": keys}, {"solution_id": pl.String}))

@@ -64,9 +64,12 @@ def estimate_build(
         return Estimate(inputs.scenario.name, total, seconds, number, exactly=False)
     total, seconds = 0, 0.0
     with catalog.read() as connection:
+        fresh = not reads.any_solutions(connection)
         for phase in inputs.phases:
             for members in phase.combinations.by_size:
-                stored = reads.count_solutions(connection, phase.problem.keys(members))
+                stored = 0
+                if not fresh:
+                    stored = reads.count_solutions(connection, phase.problem.keys(members))
                 left = len(members) - stored
                 total += left
                 seconds += left * costs[members.shape[1]]
