@@ -23,8 +23,8 @@ from planner.placement.combinations import Members, by_shape
 from planner.placement.evaluate import evaluate
 from planner.placement.profile import PhaseProblem
 from planner.placement.solution import Outcome, Solved
-from planner.placement.stages import KnownTimes, Role, split_stage
-from planner.types import Combination, Placement, Stage, combination_of, describe_combination
+from planner.placement.stages import KnownTimes, split_pipeline
+from planner.types import Combination, Placement, combination_of, describe_combination
 
 ROUNDING = 1e-9  # relative slack of a cap when a split is read back
 MOST_KNOWN = 8192  # node times kept for reading back, of some kilobytes each
@@ -83,7 +83,8 @@ class ExactSolver:
                 bounds,
                 pairs,
                 shape,
-                self._space(len(shape.sizes))._replace(shared=self._shared[chosen]),
+                self._space(len(shape.sizes)),
+                self._shared[chosen],
             )
             kernels.solve(case, distinct, floors[rows], found)
             for index, row in enumerate(rows.tolist()):
@@ -115,26 +116,15 @@ class ExactSolver:
         )
         cycle = float(found.cycle_ms[index])
         cap = np.inf if self.problem.phase.in_cycles else cycle * (1.0 + ROUNDING)
-        count = int(found.stages[index])
-        stages, first = [], 0
-        for i in range(count):
-            part = _named(names, shape.digits[found.subsets[index, i]])
-            units = tuple((name, -1) for name, n in part for _ in range(n))
-            layers = int(found.stage_layers[index, i])
-            nodes = split_stage(
-                self.problem,
-                units,
-                Role.at(i, count),
-                micro,
-                layers,
-                batch,
-                share,
-                cap,
-                self._known,
+        parts = [
+            (
+                _named(names, shape.digits[found.subsets[index, i]]),
+                int(found.stage_layers[index, i]),
             )
-            stages.append(Stage(first, layers, nodes))
-            first += layers
-        draft = Placement(tuple(stages), micro, batch, cycle, cycle, float(found.rps[index]))
+            for i in range(int(found.stages[index]))
+        ]
+        stages = split_pipeline(self.problem, parts, micro, batch, share, cap, self._known)
+        draft = Placement(stages, micro, batch, cycle, cycle, float(found.rps[index]))
         whole = _named(names, shape.counts)
         real = evaluate(self.problem, whole, draft)
         if real.raw_rps < draft.raw_rps * (1.0 - 1e-6):
@@ -143,7 +133,7 @@ class ExactSolver:
                 f"the solver says {draft.raw_rps:.6g} requests/s, its placement has "
                 f"{real.raw_rps:.6g}"
             )
-        return Placement(draft.stages, micro, batch, real.cycle_ms, real.latency_ms, real.raw_rps)
+        return Placement(stages, micro, batch, real.cycle_ms, real.latency_ms, real.raw_rps)
 
     def _space(self, subsets: int) -> kernels.Scratch:
         if subsets not in self._scratch:
@@ -152,7 +142,6 @@ class ExactSolver:
                 self.problem.terms.layers + 1,
                 1 if self.problem.phase.in_cycles else self._arrays.most_batch + 1,
                 len(self._relaxations.pairs.batch),
-                self._shared,
             )
         return self._scratch[subsets]
 
@@ -178,9 +167,7 @@ def _results(rows: int) -> kernels.Results:
     )
 
 
-def _scratch(
-    subsets: int, layers: int, prompts: int, pairs: int, shared: Floats
-) -> kernels.Scratch:
+def _scratch(subsets: int, layers: int, prompts: int, pairs: int) -> kernels.Scratch:
     def whole(*shape: int) -> NDArray[np.int64]:
         return np.zeros(shape, dtype=np.int64)
 
@@ -213,5 +200,4 @@ def _scratch(
         shortest=np.zeros(pairs),
         stages=whole(nodes),
         layers=whole(nodes),
-        shared=shared,
     )

@@ -27,7 +27,7 @@ from planner.placement.ilp import (
 from planner.placement.profile import PhaseProblem
 from planner.placement.settings import RELATIVE_TOLERANCE, SHARE_WIDTHS
 from planner.placement.solution import Outcome, Solved
-from planner.placement.stages import Role, StageTable, Units, hop_ms, split_stage, units_of
+from planner.placement.stages import Role, StageTable, Units, hop_ms, split_pipeline, units_of
 from planner.types import Combination, Phase, Placement, Stage, combination_size
 
 ILP_TIME_LIMIT_S = 20.0
@@ -360,24 +360,15 @@ def _units(problem: PhaseProblem, stage: Stage) -> Units:
 
 
 def _read_back(problem: PhaseProblem, best: _Candidate) -> Placement:
-    stages, first = [], 0
-    for choice in best.stages:
-        nodes = split_stage(
-            problem,
-            units_of(choice.part),
-            choice.role,
-            best.pair.micro_batches,
-            choice.layers,
-            best.pair.batch,
-            best.pair.least_share,
-            best.cap_ms,
-        )
-        stages.append(Stage(first, choice.layers, nodes))
-        first += choice.layers
+    pair = best.pair
+    parts = [(choice.part, choice.layers) for choice in best.stages]
+    stages = split_pipeline(
+        problem, parts, pair.micro_batches, pair.batch, pair.least_share, best.cap_ms
+    )
     return Placement(
-        stages=tuple(stages),
-        micro_batches=best.pair.micro_batches,
-        micro_batch_size=best.pair.batch,
+        stages=stages,
+        micro_batches=pair.micro_batches,
+        micro_batch_size=pair.batch,
         cycle_ms=best.cycle_ms,
         latency_ms=best.latency_ms,
         raw_rps=best.raw_rps,

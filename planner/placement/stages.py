@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from planner.perf.grids import Floats
 from planner.placement.profile import NodeProfile, PhaseProblem
-from planner.types import Combination, Phase, StageNode
+from planner.types import Combination, Phase, Stage, StageNode
 
 GBIT_PER_MS = 1e6  # bits per ms at 1 Gbit/s
 
@@ -250,6 +250,28 @@ def split_stage(
             option = problem.nodes[name].options[fastest]
             nodes.append(StageNode(name, option.tp, option.dp, share))
     return tuple(nodes)
+
+
+def split_pipeline(
+    problem: PhaseProblem,
+    parts: Sequence[tuple[Combination, int]],
+    micro_batches: int,
+    batch: int,
+    least_share: int,
+    cap_ms: float,
+    known: KnownTimes | None = None,
+) -> tuple[Stage, ...]:
+    """Stages of a pipeline from the nodes and the number of layers of each, in order."""
+    stages: list[Stage] = []
+    first = 0
+    for index, (part, layers) in enumerate(parts):
+        role = Role.at(index, len(parts))
+        nodes = split_stage(
+            problem, units_of(part), role, micro_batches, layers, batch, least_share, cap_ms, known
+        )
+        stages.append(Stage(first, layers, nodes))
+        first += layers
+    return tuple(stages)
 
 
 def _cheapest_slots(

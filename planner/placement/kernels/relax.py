@@ -16,7 +16,6 @@ from planner.placement.kernels.types import (
     MOST_NODES,
     PREFILL,
     SEARCHED,
-    WORK,
     Bounds,
     Case,
     Ints,
@@ -40,10 +39,11 @@ def enough_work(case: Case, classes: Ints, load: Load, k: int) -> bool:
 
 @compiled
 def verdict(case: Case, classes: Ints, load: Load, k: int, stop_ms: float) -> int:
-    """What refuses a pair under the cap grid[k] and a latency of stop_ms; SEARCHED if nothing."""
+    """What refuses a pair under the cap grid[k] and a latency of stop_ms; SEARCHED if nothing.
+
+    The work is checked apart, being the cheapest (`enough_work`).
+    """
     work, shape = case.work, case.shape
-    if not enough_work(case, classes, load, k):
-        return WORK
     _relaxed_layers(case, classes, load, k)
     cover(shape, work.relaxed, work.middle)
     whole = shape.sizes.shape[0] - 1

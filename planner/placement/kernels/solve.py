@@ -32,15 +32,16 @@ def solve(case: Case, members: Ints, floors: Floats, out: Results) -> None:
     for row in range(members.shape[0]):
         classes = members[row]
         fill_heads(case, classes)
+        network, once_ms = _common(case, classes)
         target = floors[row] * (1.0 + case.terms.least_gain)
-        count, code = _promising_pairs(case, classes, target)
-        _order_pairs(case, classes, target, count)
+        count, code = _promising_pairs(case, classes, network, once_ms, target)
+        _order_pairs(case, classes, network, once_ms, target, count)
         searches = 0
         for j in range(count):
             p = work.alive[j]
             if case.pairs.rps_ms[p] <= target * work.shortest[j]:
                 break  # nor can the pairs after it
-            load = _load(case, classes, p)
+            load = _load(case, network, once_ms, p)
             fill_slopes(case.bounds, case.shape, classes, load.batch, work.slope)
             ended, tried = _search(case, classes, load, target, work.shortest[j], out, row)
             searches += tried
@@ -51,17 +52,23 @@ def solve(case: Case, members: Ints, floors: Floats, out: Results) -> None:
 
 
 @compiled
-def _load(case: Case, classes: Ints, p: int) -> Load:
-    """Pair p on a combination."""
+def _common(case: Case, classes: Ints) -> tuple[float, float]:
+    """Slowest network, in Gbit/s, and least overhead of a step among a combination's nodes."""
     slowest, once_ms = np.inf, np.inf
     for i in range(classes.shape[0]):
         c = classes[i]
         slowest = min(slowest, case.nodes.peak_gbit_per_s[c])
         for o in range(case.nodes.options[c]):
             once_ms = min(once_ms, case.nodes.overhead_ms[c, o])
+    return slowest, once_ms
+
+
+@compiled
+def _load(case: Case, network: float, once_ms: float, p: int) -> Load:
+    """Pair p on a combination with this `_common`."""
     batch, m = case.pairs.batch[p], case.pairs.micro_batches[p]
     bits = batch * case.terms.hop_bits + case.terms.hop_bits_extra
-    hop_ms = case.terms.hop_latency_ms + bits / (slowest * 1e6)
+    hop_ms = case.terms.hop_latency_ms + bits / (network * 1e6)
     stretch = 1 if case.terms.kind == PREFILL else m
     return Load(p, m, stretch, batch, case.pairs.least_share[p], hop_ms, once_ms)
 
@@ -80,12 +87,14 @@ def _budget_ms(case: Case, cycle_ms: float) -> float:
 
 
 @compiled
-def _promising_pairs(case: Case, classes: Ints, target: float) -> tuple[int, int]:
+def _promising_pairs(
+    case: Case, classes: Ints, network: float, once_ms: float, target: float
+) -> tuple[int, int]:
     """work.alive: pairs that relaxations leave a chance to beat the target; and what refused."""
     work, grid = case.work, case.bounds.grid
     code, count, sloped = WORK, 0, 0
     for p in range(case.pairs.batch.shape[0]):
-        load = _load(case, classes, p)
+        load = _load(case, network, once_ms, p)
         longest = _longest_ms(case, p, target)
         k = _grid_index(grid, longest / load.stretch)
         if not enough_work(case, classes, load, k):
@@ -103,18 +112,21 @@ def _promising_pairs(case: Case, classes: Ints, target: float) -> tuple[int, int
 
 
 @compiled
-def _order_pairs(case: Case, classes: Ints, target: float, count: int) -> None:
+def _order_pairs(
+    case: Case, classes: Ints, network: float, once_ms: float, target: float, count: int
+) -> None:
     """work.shortest: the shortest cycle that relaxations leave each pair; best pair first."""
     work, grid, pairs = case.work, case.bounds.grid, case.pairs
     for j in range(count):
-        load = _load(case, classes, work.alive[j])
+        load = _load(case, network, once_ms, work.alive[j])
         fill_slopes(case.bounds, case.shape, classes, load.batch, work.slope)
         low = 0
         high = _grid_index(grid, _longest_ms(case, load.p, target) / load.stretch)
         while low < high:
             k = (low + high) // 2
             budget = _budget_ms(case, load.stretch * grid[k])
-            if verdict(case, classes, load, k, budget) == SEARCHED:
+            enough = enough_work(case, classes, load, k)
+            if enough and verdict(case, classes, load, k, budget) == SEARCHED:
                 high = k
             else:
                 low = k + 1

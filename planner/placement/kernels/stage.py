@@ -34,7 +34,7 @@ def stage_cost_ms(
     group = -1
     if shape.sizes[s] <= 2 and r != ONLY:
         group = _small_group(shape, classes, s)
-        found = work.shared[load.p, group, r - 1, n]
+        found = case.shared[load.p, group, r - 1, n]
         if found > 0.0:
             work.cost[r, s, n] = found
             return found if found <= cap_ms else np.inf
@@ -43,7 +43,7 @@ def stage_cost_ms(
         return found  # under this cap; a looser one may ask again
     work.cost[r, s, n] = found
     if group >= 0:
-        work.shared[load.p, group, r - 1, n] = found
+        case.shared[load.p, group, r - 1, n] = found
     return found
 
 
@@ -51,28 +51,36 @@ def stage_cost_ms(
 def node_requests(nodes: Nodes, c: int, r: int, n: int, load: Load, cap_ms: float) -> int:
     """Most requests that a node takes within the cap, in its best option."""
     most = 0
-    head = 1.0 if r in (ONLY, LAST) else 0.0
     moved = nodes.network_ms[c, r, n]
     for o in range(nodes.options[c]):
         dp = nodes.dp[c, o]
         if load.share * dp > load.batch:
             continue
-        once = nodes.overhead_ms[c, o]
-        g = 0
         high = min((load.batch + dp - 1) // dp, nodes.room[c, o, r, n] // load.micro_batches)
-        while g < high:
-            half = (g + high + 1) >> 1
-            step = n * nodes.layer_ms[c, o, half] + head * nodes.head_ms[c, o, half] + once
-            if step <= cap_ms:
-                g = half
-            else:
-                high = half - 1
+        g = _group_requests(nodes, c, o, r, n, 0, high, cap_ms)
         x = min(g * dp, nodes.most[c, n], load.batch)
         if moved * x > cap_ms:
             x = int(cap_ms / moved)
         if x >= load.share * dp:
             most = max(most, x)
     return most
+
+
+@compiled
+def _group_requests(
+    nodes: Nodes, c: int, o: int, r: int | np.int64, n: int, low: int, high: int, cap_ms: float
+) -> int:
+    """Most requests of one group, from `low` to `high`, whose step stays within the cap."""
+    head = 1.0 if r in (ONLY, LAST) else 0.0
+    once = nodes.overhead_ms[c, o]
+    while low < high:
+        g = (low + high + 1) >> 1
+        step = n * nodes.layer_ms[c, o, g] + head * nodes.head_ms[c, o, g] + once
+        if step <= cap_ms:
+            low = g
+        else:
+            high = g - 1
+    return low
 
 
 @compiled
@@ -86,7 +94,6 @@ def _step_ms(
     """
     nodes, split, digits = case.nodes, case.work.split, case.shape.digits[s]
     batch, share = load.batch, load.share
-    head = 1.0 if r in (ONLY, LAST) else 0.0
     low, high, trial = case.work.slope[s] * n, cap_ms, cap_ms
     first = True
     while True:
@@ -107,14 +114,7 @@ def _step_ms(
                     split.low[i, o] = 0
                 else:
                     g, h = split.low[i, o], split.high[i, o]
-                once = nodes.overhead_ms[c, o]
-                while g < h:
-                    half = (g + h + 1) >> 1
-                    step = n * nodes.layer_ms[c, o, half] + head * nodes.head_ms[c, o, half] + once
-                    if step <= trial:
-                        g = half
-                    else:
-                        h = half - 1
+                g = _group_requests(nodes, c, o, r, n, g, h, trial)
                 split.middle[i, o] = g
                 x = min(g * dp, nodes.most[c, n], batch)
                 if moved * x > trial:

@@ -109,7 +109,6 @@ class Scratch(NamedTuple):
     shortest: Floats  # [p] and the shortest cycles of theirs
     stages: Ints  # subsets of a pipeline, in order
     layers: Ints
-    shared: Floats  # [p, group, r, n] cost of groups of one and two nodes, 0 unknown
 
 
 class Case(NamedTuple):
@@ -121,6 +120,7 @@ class Case(NamedTuple):
     pairs: Pairs
     shape: Shape
     work: Scratch
+    shared: Floats  # [p, group, r, n] cost of groups of one and two nodes, 0 unknown
 
 
 class Load(NamedTuple):
