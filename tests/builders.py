@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from planner.allocation.problem import AllocationSettings
 from planner.placement.profile import NodeOption, NodeProfile, PhaseProblem, RequestTerms
 from planner.types import (
     Combination,
@@ -27,6 +28,7 @@ from planner.types import (
     combination_of,
 )
 
+EXACT = AllocationSettings(relative_gap=1e-9, deadline_s=30.0)
 MODEL = ModelSpec(
     name="test/model-1B",
     dtype="bf16",

@@ -195,7 +195,7 @@ def test_equal_inputs_have_equal_fingerprints_in_every_process(catalog: Catalog)
         "from dataclasses import replace\n"
         "from planner.allocation.options import ServiceRules\n"
         "from tasks.allocation import fingerprint\n"
-        "from tests.planner.test_allocation import two_domains\n"
+        "from tests.planner.test_allocation_options import two_domains\n"
         "rules = {'chat': ServiceRules(domains=frozenset({'d1', 'd2', 'd3', 'd4'}))}\n"
         "print(fingerprint(two_domains(rules=rules)))\n"
     )
