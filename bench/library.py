@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 
 from catalog.store import Catalog
+from flows.build_library import LibraryResult
 from planner.scenario import with_caps
 from tasks.inputs import load_inputs
 from tasks.library import build_phase
@@ -75,10 +76,7 @@ def main() -> None:
     seconds = time.perf_counter() - started
     memory.done.set()
     memory.join()
-    outcomes: dict[str, int] = {}
-    for built in phases:
-        for reason, count in {**built.outcomes, **built.left_out}.items():
-            outcomes[reason] = outcomes.get(reason, 0) + count
+    library = LibraryResult(spec.name, tuple(phases), seconds)
     result = {
         "scenario": spec.name,
         "nmax": options.nmax,
@@ -86,11 +84,11 @@ def main() -> None:
         "combinations": sum(built.combinations for built in phases),
         "pruned": sum(built.pruned for built in phases),
         "solved": sum(built.searched for built in phases),
-        "kept": sum(built.kept for built in phases),
+        "kept": library.templates,
         "seconds": round(seconds, 1),
         "peak_mib": round(memory.peak_bytes / 2**20),
         "database_mib": round(database_mib),
-        "outcomes": outcomes,
+        "outcomes": library.outcomes,
     }
     print(json.dumps(result) if options.json else "\n".join(f"{k}: {v}" for k, v in result.items()))
 

@@ -12,15 +12,14 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from coral import __version__
 
-if TYPE_CHECKING:
-    from flows.build_library import LibraryResult
+Result = TypeVar("Result")
 
 app = typer.Typer(
     name="coral",
@@ -134,25 +133,11 @@ def library_build(
     """Solve the placement of every combination of nodes that the database does not hold yet."""
     _check_build(scenario, home, dask, workers, yes)
     with _flow_run():
-        from coral.render import print_library
+        from coral.render import library_summary, print_library
         from flows.build_library import build_library as run
 
-        result: LibraryResult = run(scenario, home, dask, workers)
-    if as_json:
-        _print_json(
-            {
-                "scenario": result.scenario,
-                "templates": result.templates,
-                "combinations": sum(phase.combinations for phase in result.phases),
-                "solved": sum(phase.solved for phase in result.phases),
-                "reused": sum(phase.reused for phase in result.phases),
-                "pruned": sum(phase.pruned for phase in result.phases),
-                "outcomes": result.outcomes,
-                "seconds": round(result.seconds, 3),
-            }
-        )
-        return
-    print_library(result)
+        result = run(scenario, home, dask, workers)
+    _answer(result, as_json, library_summary, print_library)
 
 
 @app.command()
@@ -164,10 +149,7 @@ def allocate(scenario: Scenario = "core", home: Home = None, as_json: Json = Fal
         from flows.allocate import allocate as run
 
         result = run(scenario, home)
-    if as_json:
-        _print_json(summary(result))
-        return
-    print_plan(result)
+    _answer(result, as_json, summary, print_plan)
 
 
 @library_app.command("show")
@@ -184,14 +166,10 @@ def library_show(
     as_json: Json = False,
 ) -> None:
     """Show templates, the best tokens per dollar first."""
-    from coral.render import print_rows
     from tasks.library_view import show_library
 
     columns, rows = show_library(home, workload, phase, gpu, nodes, sort, limit)
-    if as_json:
-        _print_json({"columns": columns, "rows": [list(row) for row in rows]})
-        return
-    print_rows(columns, rows)
+    _answer_rows(columns, rows, as_json)
 
 
 @library_app.command("sensitivity")
@@ -216,10 +194,7 @@ def library_sensitivity(
         from flows.sensitivity import library_sensitivity as run
 
         result = run(scenario, home, max_nodes, memory_ratio, dask, workers)
-    if as_json:
-        _print_json(sensitivity_summary(result))
-        return
-    print_sensitivity(result)
+    _answer(result, as_json, sensitivity_summary, print_sensitivity)
 
 
 @app.command()
@@ -244,23 +219,16 @@ def operate(scenario: Scenario = "core", home: Home = None, as_json: Json = Fals
         from flows.operate import operate as run
 
         result = run(scenario, home)
-    if as_json:
-        _print_json(round_summary(result))
-        return
-    print_round(result)
+    _answer(result, as_json, round_summary, print_round)
 
 
 @fleet_app.command("list")
 def fleet_list(home: Home = None, as_json: Json = False) -> None:
     """Show the nodes of the (simulated) fleet."""
-    from coral.render import print_rows
     from tasks.fleet_view import list_fleet
 
     columns, rows = list_fleet(home)
-    if as_json:
-        _print_json({"columns": columns, "rows": [list(row) for row in rows]})
-        return
-    print_rows(columns, rows)
+    _answer_rows(columns, rows, as_json)
 
 
 @app.command()
@@ -292,14 +260,10 @@ def sql(
 
     Views to start with: best_templates, allocation_history, latest_price, rejected_offers.
     """
-    from coral.render import print_rows
     from tasks.home import open_catalog
 
     columns, rows = open_catalog(home).query(query)
-    if as_json:
-        _print_json({"columns": columns, "rows": [list(row) for row in rows]})
-        return
-    print_rows(columns, rows)
+    _answer_rows(columns, rows, as_json)
 
 
 def _check(scenario: str, home: str | None) -> None:
@@ -354,6 +318,29 @@ def _flow_run() -> Iterator[None]:
 
     with progress_bars():
         yield
+
+
+def _answer(
+    result: Result,
+    as_json: bool,
+    as_object: Callable[[Result], dict[str, Any]],
+    show: Callable[[Result], None],
+) -> None:
+    """A result as one JSON object, or as people read it."""
+    if as_json:
+        _print_json(as_object(result))
+    else:
+        show(result)
+
+
+def _answer_rows(columns: list[str], rows: list[tuple[object, ...]], as_json: bool) -> None:
+    """A table as one JSON object, or as people read it."""
+    from coral.render import print_rows
+
+    if as_json:
+        _print_json({"columns": columns, "rows": [list(row) for row in rows]})
+    else:
+        print_rows(columns, rows)
 
 
 def _print_json(value: dict[str, Any]) -> None:

@@ -44,6 +44,20 @@ def summary(result: AllocationResult) -> dict[str, Any]:
     }
 
 
+def library_summary(result: LibraryResult) -> dict[str, Any]:
+    """The JSON object of a library build."""
+    return {
+        "scenario": result.scenario,
+        "templates": result.templates,
+        "combinations": sum(phase.combinations for phase in result.phases),
+        "solved": sum(phase.solved for phase in result.phases),
+        "reused": sum(phase.reused for phase in result.phases),
+        "pruned": sum(phase.pruned for phase in result.phases),
+        "outcomes": result.outcomes,
+        "seconds": round(result.seconds, 3),
+    }
+
+
 def print_library(result: LibraryResult) -> None:
     """How large the library is and how it was got."""
     console = _console()

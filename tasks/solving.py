@@ -33,6 +33,7 @@ from planner.placement.exact import ExactSolver
 from planner.placement.profile import PhaseProblem
 from planner.placement.search import IlpSolver
 from planner.placement.solution import PlacementSolver, Solved
+from planner.sources import digest_of_sources
 from planner.types import Template
 
 BATCH_SECONDS = 4.0
@@ -89,11 +90,7 @@ def solve_batch(
 
 def version() -> tuple[str, str]:
     """What must be equal here and on every worker: the release, and the planner's sources."""
-    folder = Path(planner.__file__).parent
-    digest = hashlib.sha256()
-    for source in sorted(folder.rglob("*.py")):
-        digest.update(source.read_bytes())
-    return metadata.version("coral-serving"), digest.hexdigest()[:12]
+    return metadata.version("coral-serving"), digest_of_sources(Path(planner.__file__).parent)
 
 
 @dataclass

@@ -7,13 +7,14 @@ code is kept per version of all kernel sources, in the user's cache folder.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
 from platformdirs import user_cache_path
+
+from planner.sources import digest_of_sources
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -23,10 +24,8 @@ _njit: Any = numba.njit
 
 def _cache_folder() -> str | None:
     """The folder of this version; None where none can be written: compiled anew each time."""
-    sources = sorted(Path(__file__).parent.glob("*.py"))
-    version = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
     base = Path(_config.CACHE_DIR) if _config.CACHE_DIR else user_cache_path("coral")
-    folder = base / f"kernels-{version[:12]}"
+    folder = base / f"kernels-{digest_of_sources(Path(__file__).parent)}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
