@@ -60,7 +60,7 @@ Workers = Annotated[
     typer.Option(
         "--workers",
         min=0,
-        help="Dask workers on this machine; 0 solves in this process. [one per core]",
+        help="Dask workers here, started for long builds; 0: this process alone. [one per core]",
     ),
 ]
 Yes = Annotated[

@@ -7,7 +7,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import numpy as np
@@ -24,10 +24,10 @@ from planner.placement.search import throughput_of
 from planner.placement.settings import PlacementSettings
 from planner.placement.solution import Outcome
 from planner.placement.stages import StageTable
-from planner.types import DISAGGREGATED, Phase, describe_combination
+from planner.types import DISAGGREGATED, Phase, Template, describe_combination
 from tasks import progress
 from tasks.inputs import PhaseInputs
-from tasks.solving import Batch, Solvers, templates_of
+from tasks.solving import Batch, Solvers
 
 COMMIT_EVERY_S = 5.0
 
@@ -69,28 +69,27 @@ def build_phase(catalog: Catalog, inputs: PhaseInputs, solvers: Solvers) -> Phas
     levels = inputs.combinations.by_size
     floors = SplitFloors(len(problem.names), len(levels))
     label = f"{problem.phase} {problem.workload}"
-    outcomes: Counter[str] = Counter()
-    reused = solved = searched = unproven = 0
-    progress.report(label, 0, total)
+    keys = all_keys(inputs)
+    with catalog.read() as connection:
+        stored = reads.read_solutions(connection, keys)
+    reused, solved, searched = len(stored), 0, 0
+    outcomes = Counter(stored["outcome"].to_list())
+    unproven = int((~stored["proven"]).sum())
+    best_rps = np.full(total, np.nan)
+    best_rps[stored["position"].to_numpy()] = stored["best_rps"].to_numpy()
+    unsaved = _Unsaved(catalog, inputs)
+    progress.report(label, reused, total)
+    first = 0  # position of the level's first combination
     for members in levels:
-        keys = problem.keys(members)
-        with catalog.read() as connection:
-            stored = reads.read_solutions(connection, keys)
-        reused += len(stored)
-        outcomes.update(stored["outcome"].to_list())
-        unproven += int((~stored["proven"]).sum())
-        best = np.full(len(members), np.nan)
-        best[stored["position"].to_numpy()] = stored["best_rps"].to_numpy()
+        best = best_rps[first : first + len(members)]
         left = np.flatnonzero(np.isnan(best))
-        pending: list[Batch] = []
-        committed = time.perf_counter()
         level = members[left]
         for batch in solvers.run(problem, level, floors.floors(level), len(levels)):
-            batch = replace(batch, rows=left[batch.rows])
-            pending.append(batch)
-            best[batch.rows] = batch.solved.best_rps
+            rows = left[batch.rows]
+            best[rows] = batch.solved.best_rps
+            unsaved.add([keys[first + row] for row in rows.tolist()], members[rows], batch)
             outcomes.update(batch.solved.outcomes)
-            solved += len(batch.rows)
+            solved += len(rows)
             tried = batch.solved.searches.tolist()
             searched += sum(
                 outcome is Outcome.KEPT or number > 0
@@ -98,12 +97,11 @@ def build_phase(catalog: Catalog, inputs: PhaseInputs, solvers: Solvers) -> Phas
             )
             unproven += int((~batch.solved.proven).sum())
             progress.report(label, reused + solved, total)
-            if time.perf_counter() - committed > COMMIT_EVERY_S:
-                _commit(catalog, inputs, members, keys, pending)
-                committed = time.perf_counter()
-        _commit(catalog, inputs, members, keys, pending)
+            if unsaved.age_s > COMMIT_EVERY_S:
+                unsaved.commit()
         floors.record(members, best)
-        progress.report(label, reused + solved, total)
+        first += len(members)
+    unsaved.commit()
     return PhaseLibrary(
         workload=problem.workload,
         phase=problem.phase,
@@ -217,38 +215,48 @@ def all_keys(inputs: PhaseInputs) -> list[str]:
     return [key for level in inputs.combinations.by_size for key in inputs.problem.keys(level)]
 
 
-def _commit(
-    catalog: Catalog,
-    inputs: PhaseInputs,
-    members: Members,
-    keys: Sequence[str],
-    batches: list[Batch],
-) -> None:
-    """Store batches of one size, and forget them."""
-    if not batches:
-        return
-    rows = np.concatenate([batch.rows for batch in batches])
-    names = [json.dumps(name) for name in inputs.problem.names]
-    frame = pl.DataFrame(
-        {
-            "solution_id": [keys[row] for row in rows.tolist()],
-            "combination": [_as_json(names, members[row]) for row in rows.tolist()],
-            "outcome": [str(o) for batch in batches for o in batch.solved.outcomes],
-            "best_rps": np.concatenate([batch.solved.best_rps for batch in batches]),
-            "proven": np.concatenate([batch.solved.proven for batch in batches]),
-            "searches": np.concatenate([batch.solved.searches for batch in batches]),
-            "seconds": np.concatenate(
-                [np.full(len(batch.rows), batch.seconds / len(batch.rows)) for batch in batches]
-            ),
-        }
-    )
-    with catalog.write() as connection:
-        writes.write_solutions(
-            connection, inputs.workload, inputs.problem.phase, frame, templates_of(batches),
-            datetime.now(UTC),
-        )  # fmt: skip
-    catalog.publish()
-    batches.clear()
+class _Unsaved:
+    """Results of a phase that are not in the catalog yet."""
+
+    def __init__(self, catalog: Catalog, inputs: PhaseInputs) -> None:
+        self.catalog, self.inputs = catalog, inputs
+        self.names = [json.dumps(name) for name in inputs.problem.names]
+        self.frames: list[pl.DataFrame] = []
+        self.templates: list[Template] = []
+        self.committed = time.perf_counter()
+
+    @property
+    def age_s(self) -> float:
+        return time.perf_counter() - self.committed
+
+    def add(self, keys: Sequence[str], members: Members, batch: Batch) -> None:
+        solved = batch.solved
+        self.frames.append(
+            pl.DataFrame(
+                {
+                    "solution_id": keys,
+                    "combination": [_as_json(self.names, row) for row in members],
+                    "outcome": [str(outcome) for outcome in solved.outcomes],
+                    "best_rps": solved.best_rps,
+                    "proven": solved.proven,
+                    "searches": solved.searches,
+                    "seconds": np.full(len(keys), batch.seconds / len(keys)),
+                }
+            )
+        )
+        self.templates += batch.templates.values()
+
+    def commit(self) -> None:
+        """Store them, and forget them."""
+        if self.frames:
+            with self.catalog.write() as connection:
+                writes.write_solutions(
+                    connection, self.inputs.workload, self.inputs.problem.phase,
+                    pl.concat(self.frames), self.templates, datetime.now(UTC),
+                )  # fmt: skip
+            self.catalog.publish()
+            self.frames, self.templates = [], []
+        self.committed = time.perf_counter()
 
 
 def _as_json(names: Sequence[str], row: NDArray[np.uint8]) -> str:

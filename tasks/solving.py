@@ -40,6 +40,7 @@ BATCH_SECONDS = 4.0
 FIRST_BATCH = {"exact": 64, "ilp": 1}  # combinations, before anything was measured
 LARGEST_BATCH = 20_000
 BATCHES_PER_WORKER = 2  # under way: one is solved, one waits
+CLUSTER_AFTER_S = 20.0  # solved in this process; a cluster costs 5 s and its own tables
 REACH_SCHEDULER_S = 10.0
 
 
@@ -95,10 +96,11 @@ def version() -> tuple[str, str]:
 
 @dataclass
 class Solvers:
-    """Where batches are solved: a Dask cluster started on first use, or this process.
+    """Where batches are solved: a running Dask scheduler, or this process and then a cluster here.
 
-    `address` names a running scheduler; `workers` = 0 solves in this process; `kind` is the
-    solver's name.
+    `address` names the scheduler; `workers` is the cluster's size, 0 for this process alone;
+    `kind` is the solver's name. Starting a cluster, and every table once more in each of its
+    workers, costs as much as a small library, so it starts after CLUSTER_AFTER_S of solving here.
     """
 
     address: str | None = None
@@ -106,6 +108,7 @@ class Solvers:
     kind: str = "exact"
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _client: Any = None
+    _spent_s: float = 0.0  # in this process
 
     def __enter__(self) -> Solvers:
         return self
@@ -121,24 +124,30 @@ class Solvers:
         if not len(members):
             return
         packed = _Packed.of(problem, self.kind, max_nodes)
-        if self.workers == 0:
-            sizes = _BatchSizes(len(members), 1, FIRST_BATCH[self.kind])
-            while (rows := sizes.next_rows()) is not None:
-                batch = Batch(rows, *_solve_packed(packed, members[rows], floors[rows]))
-                sizes.measured(len(rows), batch.seconds)
-                yield batch
-            return
-        yield from self._run_on_dask(packed, members, floors)
+        sizes = _BatchSizes(len(members), FIRST_BATCH[self.kind])
+        while self._stays_here() and (rows := sizes.next_rows(workers=1)) is not None:
+            batch = Batch(rows, *_solve_packed(packed, members[rows], floors[rows]))
+            self._spent_s += batch.seconds
+            sizes.measured(len(rows), batch.seconds)
+            yield batch
+        if sizes.left:
+            yield from self._run_on_dask(packed, members, floors, sizes)
 
-    def _run_on_dask(self, packed: _Packed, members: Members, floors: Floats) -> Iterator[Batch]:
+    def _stays_here(self) -> bool:
+        if self.workers == 0:
+            return True
+        return not self.address and self._client is None and self._spent_s < CLUSTER_AFTER_S
+
+    def _run_on_dask(
+        self, packed: _Packed, members: Members, floors: Floats, sizes: _BatchSizes
+    ) -> Iterator[Batch]:
         client = self.connect()
         workers = max(1, len(client.scheduler_info(n_workers=-1)["workers"]))
-        sizes = _BatchSizes(len(members), workers, FIRST_BATCH[self.kind])
         rows_of: dict[str, NDArray[np.intp]] = {}
         under_way = distributed.as_completed(raise_errors=False)
 
         def submit() -> None:
-            rows = sizes.next_rows()
+            rows = sizes.next_rows(workers)
             if rows is not None:
                 future = client.submit(
                     _solve_packed, packed, members[rows], floors[rows], pure=False
@@ -242,16 +251,19 @@ def _describe(found: tuple[str, str]) -> str:
 class _BatchSizes:
     """Cuts a level's rows into batches of BATCH_SECONDS, as fast as the last ones were."""
 
-    def __init__(self, rows: int, workers: int, first: int) -> None:
-        self.rows, self.workers, self.size = rows, workers, first
+    def __init__(self, rows: int, first: int) -> None:
+        self.rows, self.size = rows, first
         self.taken = 0
 
-    def next_rows(self) -> NDArray[np.intp] | None:
-        if self.taken >= self.rows:
+    @property
+    def left(self) -> int:
+        return self.rows - self.taken
+
+    def next_rows(self, workers: int) -> NDArray[np.intp] | None:
+        if not self.left:
             return None
         # The last rows are shared out, so that no worker is left with a long batch alone.
-        fair = -(-(self.rows - self.taken) // self.workers)
-        size = max(1, min(self.size, fair))
+        size = max(1, min(self.size, -(-self.left // workers)))
         rows = np.arange(self.taken, min(self.taken + size, self.rows))
         self.taken += len(rows)
         return rows
@@ -293,8 +305,3 @@ def _solve_packed(
             problem: PhaseProblem = pickle.loads(packed.data)
             _latest = (key, problem, solver_for(problem, packed.kind, packed.max_nodes))
         return solve_batch(_latest[2], _latest[1], members, floors)
-
-
-def templates_of(batches: Sequence[Batch]) -> list[Template]:
-    """All templates of some batches."""
-    return [template for batch in batches for template in batch.templates.values()]

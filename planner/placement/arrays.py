@@ -21,8 +21,8 @@ KINDS = {
     Phase.PREFILL: kernels.PREFILL,
     Phase.AGGREGATED: kernels.AGGREGATED,
 }
-GRID_RATIO = 1.01  # of one time of the relaxations' grid to the next
-LAYER_STEPS = 16384  # of the grid of single layers
+GRID_RATIO = 1.05  # of one time of the relaxations' grid to the next
+LAYER_STEPS = 4096  # of the grid of single layers
 GRID_SPAN = 2e3  # longest over shortest time of the grid; below it the relaxations are loose
 
 
@@ -92,10 +92,9 @@ class PhaseArrays:
                 ):
                     array[c, o, 0], array[c, o, 1:] = 0.0, times[:most]
                 for r, role in enumerate(ROLES):
-                    nodes.room[c, o, r, 1:] = [
-                        option.max_sequences(n, first=role.is_first, last=role.is_last, terms=terms)
-                        for n in layers[1:].tolist()
-                    ]
+                    nodes.room[c, o, r] = option.most_sequences(
+                        layers, first=role.is_first, last=role.is_last, terms=terms
+                    )
         return nodes
 
     def pairs(self, max_nodes: int) -> kernels.Pairs:

@@ -42,12 +42,17 @@ class NodeOption:
     kv_bytes: float  # of one token and layer on one GPU
     provenance: Provenance
 
-    def max_sequences(self, layers: int, *, first: bool, last: bool, terms: RequestTerms) -> int:
-        """Requests in flight that one group holds beside the weights of `layers` layers (P4)."""
-        weights = layers * self.layer_bytes
-        weights += self.embed_bytes * first + self.lm_head_bytes * last
-        tokens = (self.free_bytes - weights) / (layers * self.kv_bytes)
-        return int((tokens - terms.kv_tokens_extra) // terms.kv_tokens) if tokens > 0 else 0
+    def most_sequences(
+        self, layers: NDArray[np.int64], *, first: bool, last: bool, terms: RequestTerms
+    ) -> NDArray[np.int64]:
+        """Requests in flight that one group holds beside the weights of `layers` layers (P4).
+
+        None without layers, which is a node that is not used (P1).
+        """
+        weights = layers * self.layer_bytes + (self.embed_bytes * first + self.lm_head_bytes * last)
+        tokens = (self.free_bytes - weights) / (np.maximum(layers, 1) * self.kv_bytes)
+        held = (tokens - terms.kv_tokens_extra) // terms.kv_tokens
+        return np.where((layers > 0) & (tokens > 0), held, 0).astype(np.int64)
 
 
 @dataclass(frozen=True)

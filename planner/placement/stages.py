@@ -316,14 +316,7 @@ def node_times(
         step = layers[:, None] * option.layer_ms[index][None, :] + head[None, :]
         latency = layers[:, None] * option.latency_layer_ms[index][None, :] + head[None, :]
     step = np.maximum(step, network_ms(problem, node, role, layers[:, None], batches[None, :]))
-    room = np.array(
-        [
-            option.max_sequences(int(n), first=role.is_first, last=role.is_last, terms=terms)
-            if n
-            else 0
-            for n in layers
-        ]
-    )
+    room = option.most_sequences(layers, first=role.is_first, last=role.is_last, terms=terms)
     unfit = micro_batches * group[None, :] > room[:, None]  # P4; no layers, no room (P1)
     unfit |= handover_ms(problem, node, layers[:, None], batches[None, :]) > terms.handover_ms
     step[unfit] = latency[unfit] = np.inf

@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 import coral.cli
+import planner
 from coral.render import describe_template
 from tests.builders import template
 
@@ -253,8 +254,21 @@ def test_a_broken_database_is_named_and_kept(tmp_path: Path) -> None:
     assert (tmp_path / "coral.duckdb").read_text().startswith("not a database")
 
 
+def long_build(home: Path) -> list[str]:
+    """A command that builds for half a minute, on Dask workers from the first batch on."""
+    scenario = home / "four-nodes.yaml"
+    text = (Path(planner.__file__).parents[1] / "examples" / "extended.yaml").read_text()
+    scenario.write_text(re.sub(r"max_nodes: 6", "max_nodes: 4", text))
+    start = (
+        "from tasks import solving; solving.CLUSTER_AFTER_S = 0.0; "
+        "from coral.cli import main; main()"
+    )
+    arguments = ["library", "build", "--scenario", str(scenario), "--home", str(home)]
+    return [sys.executable, "-c", start, *arguments]
+
+
 def test_ctrl_c_exits_130_at_once_and_keeps_what_was_solved(tmp_path: Path) -> None:
-    command = [CORAL, "quickstart", "--scenario", "core", "--home", str(tmp_path)]
+    command = long_build(tmp_path)
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
@@ -271,7 +285,7 @@ def test_ctrl_c_exits_130_at_once_and_keeps_what_was_solved(tmp_path: Path) -> N
 
 
 def test_a_termination_takes_every_child_along(tmp_path: Path) -> None:
-    command = [CORAL, "library", "build", "--scenario", "core", "--home", str(tmp_path)]
+    command = long_build(tmp_path)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         started = psutil.Process(process.pid)
         deadline = time.monotonic() + 120

@@ -61,6 +61,7 @@ def test_a_killed_worker_costs_only_its_batch(
 ) -> None:
     monkeypatch.setattr(solving, "FIRST_BATCH", {"exact": 1})
     monkeypatch.setattr(solving, "BATCH_SECONDS", 0.0)
+    monkeypatch.setattr(solving, "CLUSTER_AFTER_S", 0.0)
     there = Catalog(tmp_path / "there")
     inputs = inputs_in(there)
     decode = next(p for p in inputs.phases if p.problem.phase is Phase.DECODE)
