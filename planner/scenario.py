@@ -155,6 +155,7 @@ class AllocationSpec(_Strict):
     drain_minutes: float = Field(default=2.0, ge=0.0)
     relative_gap: float = Field(default=0.005, ge=0.0, lt=1.0)
     deadline_s: PositiveFloat = 60.0
+    solver: Literal["columns", "full"] = "columns"
     quotas: tuple[QuotaSpec, ...] = ()
     largest_spot_share: float = Field(default=1.0, ge=0.0, le=1.0)
     budget_usd_per_hour: PositiveFloat | None = None

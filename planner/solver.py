@@ -6,6 +6,7 @@ PuLP's `status` says Optimal even for a time-limited incumbent, so outcomes are 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -42,10 +43,12 @@ def solve(
     relative_gap: float = 1e-6,
     relax: bool = False,
     warm: bool = False,
+    improved: Callable[[], None] | None = None,
 ) -> SolveReport:
     """Solve with HiGHS on one thread and say what was proven.
 
-    `warm` starts from the values that the variables hold.
+    `warm` starts from the values that the variables hold; `improved` is called at every better
+    integer solution.
     Raises SolverStoppedError: no solution and no proof that there is none.
     """
     for presolve in ("choose", "off"):  # HiGHS's presolve fails on a few tight programs
@@ -58,7 +61,7 @@ def solve(
             threads=1,
             presolve=presolve,
         )
-        solver.warm = warm
+        solver.warm, solver.improved = warm, improved
         problem.solve(solver)
         match problem.sol_status:
             case pulp.LpSolutionOptimal | pulp.LpSolutionIntegerFeasible:
@@ -89,6 +92,7 @@ class _HiGHS(pulp.HiGHS):  # type: ignore[misc]
     """
 
     warm = False
+    improved: Callable[[], None] | None = None
 
     def buildSolverModel(self, lp: pulp.LpProblem) -> None:  # noqa: N802
         variables, constraints = lp.variables(), list(lp.constraints.values())
@@ -125,6 +129,8 @@ class _HiGHS(pulp.HiGHS):  # type: ignore[misc]
             start = highspy.HighsSolution()
             start.col_value = [float(variable.value() or 0.0) for variable in lp.variables()]
             lp.solverModel.setSolution(start)
+        if (improved := self.improved) is not None:
+            lp.solverModel.cbMipImprovingSolution += lambda _: improved()
         lp.solverModel.run()
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from planner.allocation.problem import Limit
+from planner.allocation.limits import Limit
 from planner.types import Offer, Template
 
 
@@ -81,6 +81,13 @@ class Plan:
     gap: float  # relative, the larger of the two steps
     proven: bool  # both steps ended within the gap asked for
     solve_s: float
+    shortfall_gap: float = 0.0  # of the first step alone, relative to the weighted demand
+    columns_seen: int = 0  # replicas of every template and domain that were priced
+    columns_kept: int = 0  # columns of the largest integer program
+    phase_seconds: Mapping[str, float] = field(default_factory=dict)
+    history: tuple[
+        tuple[float, float, float], ...
+    ] = ()  # s, shortfall, A0
 
     @property
     def weighted_shortfall(self) -> float:

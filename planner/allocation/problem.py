@@ -11,6 +11,15 @@ from dataclasses import dataclass, field
 
 import pulp
 
+from planner.allocation.limits import (
+    Limit,
+    budget_limit,
+    least_served_limit,
+    quota_limit,
+    spot_share_limit,
+    spread_limit,
+    stock_limit,
+)
 from planner.allocation.options import ANYWHERE, AllocationOptions, ServiceRules
 from planner.errors import MarketError, NoTemplateError
 from planner.types import DISAGGREGATED, Market, Offer, Phase, Template, Workload
@@ -28,6 +37,7 @@ class AllocationSettings:
     drain_minutes: float = 2.0  # and so is one that is given back
     relative_gap: float = 0.005
     deadline_s: float = 60.0
+    solver: str = "columns"  # or 'full': the whole program in PuLP, the reference
 
 
 @dataclass(frozen=True)
@@ -100,18 +110,6 @@ class AllocationInput:
     @property
     def weighted_demand(self) -> float:
         return sum(w.weight * w.demand_rps for w in self.workloads)
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """One limit of the plan that can bind, in words."""
-
-    kind: str  # 'stock', 'owned', 'quota', 'spot share', 'budget', 'spread', 'least served'
-    text: str
-    amount: float  # the right-hand side, in the unit of the row
-    unit: str
-    step: float  # the least amount that one more node or request would need of it
-    offer: Offer | None = None
 
 
 @dataclass
@@ -228,15 +226,13 @@ def _stock(allocation: AllocationProblem, data: AllocationInput) -> None:
     for offer in data.offers:
         owned = offer.market is Market.OWNED
         shared.setdefault((offer.domain, offer.instance_type, owned), []).append(offer)
-    for row, ((domain, name, owned), offers) in enumerate(sorted(shared.items())):
+    for row, ((_, _, owned), offers) in enumerate(sorted(shared.items())):
         kind = "owned" if owned else "stock"
         stock = max(offer.stock for offer in offers)
         used = pulp.lpSum(allocation.nodes[node_key(offer)] for offer in offers)
         label = f"A2_{kind}_{row}"
         allocation.problem += used <= stock, label
-        whose = "owned " if owned else ""
-        text = f"{whose}{offers[0].node_class} ({name}) in {domain}"
-        allocation.limits[label] = Limit(kind, text, stock, "nodes", 1.0, offers[0])
+        allocation.limits[label] = stock_limit(offers[0], stock)
 
 
 def _load_fits_replicas(allocation: AllocationProblem, data: AllocationInput) -> None:
@@ -276,16 +272,13 @@ def _options(allocation: AllocationProblem, data: AllocationInput) -> None:
         used = pulp.lpSum(offer.vcpus * nodes[node_key(offer)] for offer in covered)
         label = f"A7_quota_{index}"
         problem += used <= quota.vcpus, label
-        least = min((offer.vcpus for offer in covered), default=1)
-        allocation.limits[label] = Limit("quota", quota.describe(), quota.vcpus, "vCPUs", least)
+        allocation.limits[label] = quota_limit(quota, data.offers)
     rented = [offer for offer in data.offers if offer.market is not Market.OWNED]
     share = options.largest_spot_share
     if share < 1.0:
         weights = {node_key(o): o.gpus * ((o.market is Market.SPOT) - share) for o in rented}
         problem += pulp.lpSum(w * nodes[k] for k, w in weights.items()) <= 0, "A8_spot_share"
-        text = f"at most {share:.0%} of the rented GPUs on spot"
-        step = min((o.gpus * (1.0 - share) for o in rented), default=1.0)
-        allocation.limits["A8_spot_share"] = Limit("spot share", text, 0.0, "GPUs", step)
+        allocation.limits["A8_spot_share"] = spot_share_limit(share, rented)
     for w_index, workload in enumerate(data.workloads):
         largest = data.rules_of(workload.name).largest_domain_share
         if largest < 1.0:
@@ -293,30 +286,22 @@ def _options(allocation: AllocationProblem, data: AllocationInput) -> None:
                 amount = largest * workload.demand_rps
                 label = f"A9_spread_{w_index}_{r_index}"
                 problem += allocation.served[workload.name, domain] <= amount, label
-                text = f"at most {largest:.0%} of {workload.name} in one domain ({domain})"
-                allocation.limits[label] = Limit(
-                    "spread", text, amount, "requests/s", 1e-4 * max(amount, 1e-9)
-                )
+                allocation.limits[label] = spread_limit(workload, largest, domain)
     if options.budget_usd_per_hour is not None:
         budget = options.budget_usd_per_hour
         spent = pulp.lpSum(o.price_usd_per_hour * nodes[node_key(o)] for o in rented)
         problem += spent <= budget, "A10_budget"
-        cheapest = min((o.price_usd_per_hour for o in rented), default=0.0)
-        text = f"budget of ${budget:g}/h"
-        allocation.limits["A10_budget"] = Limit("budget", text, budget, "USD/hour", cheapest)
+        allocation.limits["A10_budget"] = budget_limit(budget, rented)
 
 
 def _least_served(allocation: AllocationProblem, data: AllocationInput) -> None:
     for index, workload in enumerate(data.workloads):
         least = data.rules_of(workload.name).least_served
         if least > 0.0:
-            # A hair of slack: the same rounding that reads the served share back.
-            amount = (1.0 - least) * workload.demand_rps + 1e-7 * workload.demand_rps
+            limit = least_served_limit(workload, least)
             label = f"A11_least_served_{index}"
-            allocation.problem += allocation.short[workload.name] <= amount, label
-            text = f"at least {least:.0%} of {workload.name} served"
-            step = 1e-4 * max(workload.demand_rps, 1e-9)
-            allocation.limits[label] = Limit("least served", text, amount, "requests/s", step)
+            allocation.problem += allocation.short[workload.name] <= limit.amount, label
+            allocation.limits[label] = limit
 
 
 def _objectives(allocation: AllocationProblem, data: AllocationInput) -> None:

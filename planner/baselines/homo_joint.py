@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.allocation.check import PlanCheckError, check_plan
+from planner.allocation.columns import binding_limits
 from planner.allocation.plan import Plan
 from planner.allocation.problem import AllocationInput
-from planner.allocation.solve import binding_limits, plan_allocation
+from planner.allocation.solve import plan_allocation
 
 
 def plan_homo_joint(data: AllocationInput) -> Plan:

@@ -243,7 +243,7 @@ def test_the_search_begins_at_the_start_plan(monkeypatch) -> None:
     quick = replace(data, settings=replace(EXACT, relative_gap=0.02))
     start = plan_allocation(quick)
     rushed = replace(data, settings=replace(EXACT, deadline_s=0.01))
-    monkeypatch.setattr("planner.allocation.solve.LEAST_SOLVE_S", 0.01)
+    monkeypatch.setattr("planner.allocation.columns.LEAST_SOLVE_S", 0.01)
     again = plan_allocation(rushed, start=start)
     assert again.objective_usd <= start.objective_usd + 1e-6
     assert again.served_share == 1.0

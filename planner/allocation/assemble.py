@@ -1,0 +1,109 @@
+"""From integers to a plan: loads, costs, what binds; shared by all ways to solve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from planner.allocation.limits import Limit
+from planner.allocation.load import SharedLoad, share_load
+from planner.allocation.plan import Binding, Plan, PlannedNodes, PlannedReplicas, WorkloadService
+from planner.allocation.problem import AllocationInput, NodeKey, node_key
+from planner.solver import Outcome, SolveReport
+
+SHORTFALL_TOLERANCE = 1e-6  # of the weighted demand
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Least shortfall, then least cost."""
+
+    shortfall: SolveReport
+    cost: SolveReport
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """What one more unit of each limit is worth in the linear relaxation."""
+
+    prices: Sequence[float]  # in the order of the limits
+    unit: str
+
+
+def shortfall_tolerance(data: AllocationInput) -> float:
+    """What counts as no shortfall, weighted requests/s."""
+    return SHORTFALL_TOLERANCE * max(1.0, data.weighted_demand)
+
+
+def planned_nodes(data: AllocationInput, counts: Mapping[NodeKey, int]) -> tuple[PlannedNodes, ...]:
+    """Nodes by offer, in the order of the offers."""
+    return tuple(
+        PlannedNodes(offer, count, max(0, count - data.held.get(node_key(offer), 0)))
+        for offer in data.offers
+        if (count := counts.get(node_key(offer), 0)) > 0
+    )
+
+
+def binding_of(limits: Sequence[Limit], used: Sequence[float], worth: Worth) -> tuple[Binding, ...]:
+    """Limits without room for one more, most valuable first."""
+    found = [
+        Binding(limit, use, price, worth.unit)
+        for limit, use, price in zip(limits, used, worth.prices, strict=True)
+        if limit.amount - use < limit.step * (1.0 - 1e-9) and (use > 0 or price > 0)
+    ]
+    return tuple(sorted(found, key=lambda b: (-b.worth, b.limit.text)))
+
+
+def assemble(
+    data: AllocationInput,
+    counts: Mapping[tuple[int, str], int],
+    nodes: tuple[PlannedNodes, ...],
+    binding: tuple[Binding, ...],
+    steps: Steps,
+    solve_s: float,
+) -> Plan:
+    """The plan of some replicas and nodes."""
+    shared = share_load(data, counts)
+    demand = data.weighted_demand
+    short_gap = abs(steps.shortfall.objective - steps.shortfall.bound)
+    return Plan(
+        replicas=_replicas(data, counts, shared),
+        nodes=nodes,
+        services=tuple(
+            WorkloadService(w.name, w.demand_rps, shared.served_rps[w.name], w.weight)
+            for w in data.workloads
+        ),
+        binding=binding,
+        cost_usd_per_hour=sum(n.cost_usd_per_hour for n in nodes),
+        egress_usd_per_hour=shared.egress_usd_per_hour,
+        objective_usd=steps.cost.objective,
+        bound_usd=steps.cost.bound,
+        gap=max(steps.cost.gap, short_gap / demand if demand else 0.0),
+        proven=steps.cost.outcome is steps.shortfall.outcome is Outcome.PROVEN,
+        solve_s=solve_s,
+        shortfall_gap=short_gap / demand if demand else 0.0,
+    )
+
+
+def objective_usd(data: AllocationInput, plan: Plan) -> float:
+    """A0 of a plan over the horizon: rent, start-ups, drains and egress."""
+    settings = data.settings
+    running = {node_key(n.offer): n.count for n in plan.nodes}
+    total = settings.horizon_hours * (plan.cost_usd_per_hour + plan.egress_usd_per_hour)
+    for offer in data.offers:
+        change = running.get(node_key(offer), 0) - data.held.get(node_key(offer), 0)
+        minutes = settings.startup_minutes if change > 0 else settings.drain_minutes
+        total += minutes / 60.0 * offer.price_usd_per_hour * abs(change)
+    return total
+
+
+def _replicas(
+    data: AllocationInput, counts: Mapping[tuple[int, str], int], shared: SharedLoad
+) -> tuple[PlannedReplicas, ...]:
+    loads: dict[tuple[int, str], dict[str, float]] = {key: {} for key in counts}
+    for (name, index, domain), rps in shared.load_rps.items():
+        loads[index, domain][name] = rps
+    return tuple(
+        PlannedReplicas(data.templates[index], domain, count, loads[index, domain])
+        for (index, domain), count in sorted(counts.items())
+    )

@@ -1,0 +1,224 @@
+"""Allocate by columns: the least shortfall, then the least cost, each by a `Search`.
+
+Where the relaxation serves all demand one search does both: unserved requests cost more than any
+that are served. Source: docs/formulation.md, section 5.2.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.allocation.assemble import (
+    Steps,
+    Worth,
+    assemble,
+    binding_of,
+    objective_usd,
+    planned_nodes,
+    shortfall_tolerance,
+)
+from planner.allocation.check import check_plan
+from planner.allocation.full_model import least_served_error
+from planner.allocation.model import AllocationModel
+from planner.allocation.plan import Binding, Plan
+from planner.allocation.problem import AllocationInput, node_key
+from planner.allocation.search import Effort, Relaxation, Search, relax
+from planner.errors import SolverStoppedError
+from planner.perf.grids import Floats
+from planner.programs import Program, Rows, solve_program
+from planner.solver import Outcome, SolveReport
+
+DEARER = 10.0  # an unserved request/s over the dearest marginal one that is served
+SHORTFALL_GAP = 1e-4  # of the weighted demand
+SHORTFALL_TIME = 0.5  # of the deadline, for plans that serve all, or as much as can be
+LATE_SHORTFALL_TIME = 0.75  # the same where the first half was spent in vain
+LEAST_SOLVE_S = 0.5  # of the second step, however late the first one ends
+FINISH_S = 0.05  # of the deadline, kept to read the plan back
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A solution with what was proven, and the relaxation whose prices explain it."""
+
+    values: Floats
+    steps: Steps
+    explained_by: Relaxation
+    is_short: bool
+
+
+def plan_by_columns(
+    data: AllocationInput,
+    start: Plan | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Plan:
+    """As `plan_allocation`."""
+    started = clock()
+    model, effort = AllocationModel(data), Effort()
+    found = _Solve(model, effort, started, clock).run(start)
+    values = _settle(model, found.values)
+    counts = model.replicas_of(values)
+    nodes = {node_key(offer): count for offer, count in model.nodes_of(values)}
+    binding = _binding(model, values, found.explained_by, found.is_short)
+    planned = planned_nodes(data, nodes)
+    plan = assemble(data, counts, planned, binding, found.steps, clock() - started)
+    plan = replace(
+        plan,
+        objective_usd=objective_usd(data, plan),
+        columns_seen=effort.columns_seen,
+        columns_kept=effort.columns_kept,
+        phase_seconds=dict(effort.seconds),
+        history=tuple(effort.history),
+    )
+    check_plan(data, plan)
+    return plan
+
+
+def binding_limits(data: AllocationInput, plan: Plan) -> tuple[Binding, ...]:
+    """What binds in a plan that was not solved for just now."""
+    model = AllocationModel(data)
+    tolerance = shortfall_tolerance(data)
+    least = relax(model, model.fulfilling(model.shortfall), Effort())
+    is_short = plan.weighted_shortfall > tolerance
+    explained = least
+    if not is_short:
+        limited = _limited(model.fulfilling(model.program.cost), model, tolerance)
+        explained = relax(model, limited, Effort(), least.pool)
+    return _binding(model, model.values_of(plan), explained, is_short)
+
+
+class _Solve:
+    """The two steps of one allocation."""
+
+    def __init__(
+        self, model: AllocationModel, effort: Effort, started: float, clock: Callable[[], float]
+    ) -> None:
+        self.model, self.effort = model, effort
+        self.settings = model.data.settings
+        self.tolerance = shortfall_tolerance(model.data)
+        self.demand = max(model.data.weighted_demand, self.tolerance)
+        self.started, self.clock = started, clock
+
+    def _until(self, share: float) -> float:
+        """perf_counter() at which so much of the deadline has passed."""
+        passed = self.clock() - self.started
+        return time.perf_counter() + share * (1 - FINISH_S) * self.settings.deadline_s - passed
+
+    def run(self, start: Plan | None) -> _Found:
+        model = self.model
+        first = None if start is None else model.values_of(start)
+        with self.effort.timed("relaxation"):
+            least = self._least_shortfall()
+        if least.objective > self.tolerance:
+            return self._scarce(first, least)
+        limited = _limited(model.program, model, self.tolerance)
+        with self.effort.timed("relaxation"):
+            cheapest = relax(model, limited, self.effort, least.pool)
+        dearest = np.max(cheapest.duals[model.demand_rows] / model.weight, initial=0.0)
+        dear = DEARER * max(float(dearest), 1e-9)
+        blended = replace(model.program, cost=model.program.cost + dear * model.shortfall)
+        search = self._search(blended, first, cheapest.pool, 1e-9, self.settings.relative_gap)
+        search.run(self._until(SHORTFALL_TIME))
+        if self._is_short(self._values(search)):  # integers may not serve what fractions do
+            return self._scarce(search.values, least)
+        search.run(self._until(1.0))
+        steps = Steps(SolveReport(Outcome.PROVEN, 0.0, 0.0, 0.0), _report(search))
+        return _Found(self._values(search), steps, cheapest, is_short=False)
+
+    def _least_shortfall(self) -> Relaxation:
+        """The relaxation of the shortfall, with A11 kept.
+
+        Raises LeastServedError where it can't be.
+        """
+        model, pool = self.model, None
+        if model.parts.missed.size:
+            cost = np.zeros(model.program.columns)
+            cost[model.parts.missed] = 1.0
+            phase_one = relax(model, model.fulfilling(cost), self.effort)
+            if phase_one.objective > self.tolerance:
+                raise least_served_error(model.data)
+            pool = phase_one.pool
+        return relax(model, replace(model.program, cost=model.shortfall), self.effort, pool)
+
+    def _scarce(self, first: Floats | None, least: Relaxation) -> _Found:
+        model = self.model
+        shortage = replace(model.program, cost=model.shortfall)
+        search = self._search(shortage, first, least.pool, self.demand, SHORTFALL_GAP)
+        search.run(self._until(SHORTFALL_TIME if first is None else LATE_SHORTFALL_TIME))
+        values = self._values(search)
+        limited = _limited(model.program, model, search.objective + self.tolerance)
+        cheapest = self._search(limited, values, least.pool, 1e-9, self.settings.relative_gap)
+        cheapest.run(max(self._until(1.0), time.perf_counter() + LEAST_SOLVE_S))
+        is_short = self._is_short(values)
+        steps = Steps(_report(search), _report(cheapest))
+        explained = search.relaxation if is_short else cheapest.relaxation
+        return _Found(self._values(cheapest), steps, explained, is_short)
+
+    def _is_short(self, values: Floats) -> bool:
+        return float(self.model.shortfall @ values) > self.tolerance
+
+    def _search(
+        self, program: Program, first: Floats | None, pool: Rows, scale: float, gap: float
+    ) -> Search:
+        search = Search(self.model, program, gap, scale, self.effort, pool)
+        if first is not None:
+            search.offer(first)
+        nothing = self.model.nothing()
+        if not self.model.parts.missed.size and program.row_upper[self.model.shortfall_row] > (
+            float(self.model.shortfall @ nothing)
+        ):
+            search.offer(nothing)
+        return search
+
+    def _values(self, search: Search) -> Floats:
+        if search.values is None:
+            if self.model.parts.missed.size:
+                raise least_served_error(self.model.data)
+            raise SolverStoppedError("allocation: no plan before the deadline; raise deadline_s")
+        return search.values
+
+
+def _limited(program: Program, model: AllocationModel, shortfall: float) -> Program:
+    """The program with at most so much weighted shortfall."""
+    upper = program.row_upper.copy()
+    upper[model.shortfall_row] = shortfall
+    return replace(program, row_upper=upper)
+
+
+def _report(search: Search) -> SolveReport:
+    outcome = Outcome.PROVEN if search.done else Outcome.INCUMBENT
+    return SolveReport(outcome, search.objective, search.bound, search.gap)
+
+
+def _settle(model: AllocationModel, values: Floats) -> Floats:
+    """The cheapest nodes for the replicas, exactly as many as they use."""
+    lower, upper = model.program.lower.copy(), model.program.upper.copy()
+    x = model.parts.replicas
+    lower[x] = upper[x] = values[x]
+    used = model.program.matrix[:, x] @ values[x]
+    others = np.setdiff1d(np.arange(values.size), x)
+    part = model.program.of_columns(others).given(used)
+    exact = part.row_lower.copy()
+    exact[model.node_rows] = part.row_upper[model.node_rows]
+    short = float(model.shortfall @ values)
+    part = _limited(replace(part, row_lower=exact), model, short + shortfall_tolerance(model.data))
+    found = solve_program(part, relative_gap=1e-9)
+    if found.values is None:
+        raise SolverStoppedError("allocation: the nodes of a plan could not be settled")
+    settled = values.copy()
+    settled[others] = found.values
+    return settled
+
+
+def _binding(
+    model: AllocationModel, values: Floats, explained: Relaxation, is_short: bool
+) -> tuple[Binding, ...]:
+    scale = 1.0 if is_short else model.data.settings.horizon_hours
+    rows = list(model.limits)
+    used = (model.program.matrix @ values)[rows].tolist()
+    prices = (np.abs(explained.duals[rows]) / scale).tolist()
+    worth = Worth(prices, "requests/s" if is_short else "USD/hour")
+    return binding_of(list(model.limits.values()), used, worth)
