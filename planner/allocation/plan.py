@@ -85,9 +85,7 @@ class Plan:
     columns_seen: int = 0  # replicas of every template and domain that were priced
     columns_kept: int = 0  # columns of the largest integer program
     phase_seconds: Mapping[str, float] = field(default_factory=dict)
-    history: tuple[
-        tuple[float, float, float], ...
-    ] = ()  # s, shortfall, A0
+    history: tuple[tuple[float, float, float], ...] = ()  # s, shortfall, A0
 
     @property
     def weighted_shortfall(self) -> float:
