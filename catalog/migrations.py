@@ -189,11 +189,31 @@ def m004_searches(connection: duckdb.DuckDBPyConnection) -> None:
     connection.execute("ALTER TABLE library_build ADD COLUMN searched INTEGER")
 
 
+def m005_effort(connection: duckdb.DuckDBPyConnection) -> None:
+    """What an allocation's search looked at, and where its time went (null before)."""
+    connection.execute(
+        """
+        ALTER TABLE allocation ADD COLUMN solver TEXT;
+        ALTER TABLE allocation ADD COLUMN shortfall_gap DOUBLE;
+        ALTER TABLE allocation ADD COLUMN columns_seen INTEGER;
+        ALTER TABLE allocation ADD COLUMN columns_kept INTEGER;
+        ALTER TABLE allocation ADD COLUMN phase_seconds TEXT;
+        CREATE OR REPLACE VIEW allocation_history AS
+            SELECT created_at, scenario, planner, cost_usd_per_hour, served_share, gap, proven,
+                   solve_s, templates, decision_id, allocation_id, objective_usd, bound_usd,
+                   shortfall_gap, CASE WHEN proven THEN 'gap' ELSE 'deadline' END AS stopped_at,
+                   solver, columns_seen, columns_kept, phase_seconds
+            FROM allocation ORDER BY created_at DESC;
+        """
+    )
+
+
 MIGRATIONS: tuple[Migration, ...] = (
     m001_seed_tables,
     m002_decisions,
     m003_views,
     m004_searches,
+    m005_effort,
 )
 
 

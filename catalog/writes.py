@@ -47,6 +47,11 @@ class AllocationRow:
     served_share: float
     stock_note: str
     fingerprint: str  # of the input, held nodes apart
+    solver: str
+    shortfall_gap: float
+    columns_seen: int
+    columns_kept: int
+    phase_seconds: Mapping[str, float]
     nodes: Sequence[tuple[object, ...]]  # domain .. worth_usd_per_hour of allocation_nodes
     items: Sequence[tuple[object, ...]]  # domain .. load_rps of allocation_item
     services: Sequence[tuple[object, ...]]  # workload .. served_rps of allocation_service
@@ -184,12 +189,14 @@ def _write_allocation(
     connection.execute(
         "INSERT INTO allocation (allocation_id, decision_id, created_at, scenario, planner, "
         "templates, cost_usd_per_hour, objective_usd, bound_usd, gap, proven, solve_s, "
-        "served_share, stock_note, fingerprint, applied) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "served_share, stock_note, fingerprint, applied, solver, shortfall_gap, columns_seen, "
+        "columns_kept, phase_seconds) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [row.allocation_id, decision_id, now, scenario, row.planner, row.templates,
          row.cost_usd_per_hour, row.objective_usd, row.bound_usd, row.gap, row.proven,
          row.solve_s, row.served_share, row.stock_note, row.fingerprint,
-         applied],
+         applied, row.solver, row.shortfall_gap, row.columns_seen, row.columns_kept,
+         json.dumps({phase: round(spent, 3) for phase, spent in row.phase_seconds.items()})],
     )  # fmt: skip
     for table, values in (
         ("allocation_nodes", row.nodes),

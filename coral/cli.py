@@ -211,6 +211,42 @@ def explain(scenario: Scenario = "core", home: Home = None, as_json: Json = Fals
 
 
 @app.command()
+def compare(
+    scenario: Scenario = "core",
+    suite: Annotated[
+        bool, typer.Option("--suite", help="Over the fixed suite of markets and demands.")
+    ] = False,
+    sweep: Annotated[
+        str | None,
+        typer.Option(
+            help="Over a sweep: demand, stock, or domains (the same stock over more of them)."
+        ),
+    ] = None,
+    ablate: Annotated[
+        bool,
+        typer.Option("--ablate", help="Switch Coral's levers off one by one: what each saves."),
+    ] = False,
+    deadline: Annotated[
+        float, typer.Option("--deadline", min=0.1, help="Seconds for one plan.")
+    ] = 10.0,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Plan the same inputs with Coral and with every baseline, with the library in the database."""
+    if suite and sweep:
+        _fail("--suite and --sweep are two things to compare over: leave one out", 2)
+    if sweep not in {None, "demand", "stock", "domains"}:
+        _fail(f"unknown sweep {sweep!r}: demand, stock or domains", 2)
+    _check(scenario, home)
+    with _flow_run():
+        from coral.render import comparison_summary, print_comparison
+        from flows.compare import compare as run
+
+        result = run(scenario, home, suite, sweep, ablate, deadline)
+    _answer(result, as_json, comparison_summary, print_comparison)
+
+
+@app.command()
 def operate(scenario: Scenario = "core", home: Home = None, as_json: Json = False) -> None:
     """Plan from where the fleet stands and move the (simulated) fleet by the difference."""
     _check(scenario, home)

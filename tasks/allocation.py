@@ -171,6 +171,11 @@ def _row(
         served_share=plan.served_share,
         stock_note=scenario.stock_note,
         fingerprint=mark,
+        solver=scenario.allocation.solver,
+        shortfall_gap=plan.shortfall_gap,
+        columns_seen=plan.columns_seen,
+        columns_kept=plan.columns_kept,
+        phase_seconds=plan.phase_seconds,
         nodes=nodes,
         items=[
             (r.domain, r.template.id, r.count, workload, rps)

@@ -15,15 +15,24 @@ from planner.allocation.problem import AllocationInput
 from planner.allocation.solve import plan_allocation
 
 
-def plan_homo_joint(data: AllocationInput) -> Plan:
-    """The cheapest plan whose every replica runs on nodes of one class.
+def plan_homo_joint(data: AllocationInput, max_nodes: int | None = None) -> Plan:
+    """The cheapest plan whose every replica runs on nodes of one class, at most `max_nodes`.
 
     A workload that no single class can serve stays short, as it would be with such a planner, also
     where the scenario asks for a least served share.
     """
-    pure = tuple(template for template in data.templates if template.is_homogeneous)
     lenient = {name: replace(rule, least_served=0.0) for name, rule in data.rules.items()}
-    return plan_allocation(replace(data, templates=pure, rules=lenient))
+    return plan_allocation(replace(with_pure_templates(data, max_nodes), rules=lenient))
+
+
+def with_pure_templates(data: AllocationInput, max_nodes: int | None = None) -> AllocationInput:
+    """The input with templates on one node class alone, of at most so many nodes."""
+    templates = tuple(
+        t
+        for t in data.templates
+        if t.is_homogeneous and (max_nodes is None or t.nodes <= max_nodes)
+    )
+    return replace(data, templates=templates)
 
 
 def plan_never_worse(data: AllocationInput, other: Plan) -> Plan:
