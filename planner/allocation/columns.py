@@ -32,10 +32,10 @@ from planner.perf.grids import Floats
 from planner.programs import Program, Rows, solve_program
 from planner.solver import Outcome, SolveReport
 
-DEARER = 10.0  # an unserved request/s over the dearest marginal one that is served
+DEARER = 5.0  # an unserved request/s over the dearest marginal one that is served
+MUCH_DEARER = 10.0  # times as much, where half the deadline serves less than all
 SHORTFALL_GAP = 1e-4  # of the weighted demand
 SHORTFALL_TIME = 0.5  # of the deadline, for plans that serve all, or as much as can be
-LATE_SHORTFALL_TIME = 0.75  # the same where the first half was spent in vain
 LEAST_SOLVE_S = 0.5  # of the second step, however late the first one ends
 FINISH_S = 0.05  # of the deadline, kept to read the plan back
 
@@ -119,14 +119,29 @@ class _Solve:
             cheapest = relax(model, limited, self.effort, least.pool)
         dearest = np.max(cheapest.duals[model.demand_rows] / model.weight, initial=0.0)
         dear = DEARER * max(float(dearest), 1e-9)
-        blended = replace(model.program, cost=model.program.cost + dear * model.shortfall)
-        search = self._search(blended, first, cheapest.pool, 1e-9, self.settings.relative_gap)
+        search = self._blended(dear, first, cheapest.pool)
         search.run(self._until(SHORTFALL_TIME))
-        if self._is_short(self._values(search)):  # integers may not serve what fractions do
-            return self._scarce(search.values, least)
+        if self._is_short(self._values(search)):
+            if search.done:  # integers do not serve what fractions do
+                return self._scarce(search.values, least)
+            search = self._blended(MUCH_DEARER * dear, search.values, cheapest.pool)
         search.run(self._until(1.0))
-        steps = Steps(SolveReport(Outcome.PROVEN, 0.0, 0.0, 0.0), _report(search))
-        return _Found(self._values(search), steps, cheapest, is_short=False)
+        values = self._values(search)
+        if not self._is_short(values):
+            steps = Steps(SolveReport(Outcome.PROVEN, 0.0, 0.0, 0.0), _report(search))
+            return _Found(values, steps, cheapest, is_short=False)
+        short, cost = (float(c @ values) for c in (model.shortfall, model.program.cost))
+        unproven = SolveReport(Outcome.INCUMBENT, short, 0.0, short / self.demand)
+        bound = relax(model, _limited(model.program, model, short), self.effort, cheapest.pool)
+        gap = (cost - bound.objective) / cost
+        steps = Steps(unproven, SolveReport(Outcome.INCUMBENT, cost, bound.objective, gap))
+        return _Found(values, steps, least, is_short=True)
+
+    def _blended(self, dear: float, first: Floats | None, pool: Rows) -> Search:
+        """A search for A0 and `dear` USD for every unserved weighted request/s."""
+        model = self.model
+        blended = replace(model.program, cost=model.program.cost + dear * model.shortfall)
+        return self._search(blended, first, pool, 1e-9, self.settings.relative_gap)
 
     def _least_shortfall(self) -> Relaxation:
         """The relaxation of the shortfall, with A11 kept.
@@ -147,7 +162,7 @@ class _Solve:
         model = self.model
         shortage = replace(model.program, cost=model.shortfall)
         search = self._search(shortage, first, least.pool, self.demand, SHORTFALL_GAP)
-        search.run(self._until(SHORTFALL_TIME if first is None else LATE_SHORTFALL_TIME))
+        search.run(self._until(SHORTFALL_TIME))
         values = self._values(search)
         limited = _limited(model.program, model, search.objective + self.tolerance)
         cheapest = self._search(limited, values, least.pool, 1e-9, self.settings.relative_gap)

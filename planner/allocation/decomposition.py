@@ -168,7 +168,7 @@ class Decomposition:
     def _master(self) -> Program:
         """The rest's columns and one column per plan, under linking and the rest's rows."""
         plans = [(n, plan) for n, block in enumerate(self.blocks) for plan in block.plans]
-        use = np.array([plan.use for _, plan in plans]).reshape(len(plans), -1).T
+        use = np.array([plan.use for _, plan in plans]).reshape(len(plans), self.linking.size).T
         choice = np.zeros((len(self.blocks), len(plans)))
         for column, (n, _) in enumerate(plans):
             choice[n, column] = 1.0

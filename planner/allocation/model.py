@@ -260,6 +260,12 @@ class AllocationModel:
         t, w = self.template[z], self._workload_of_load
         self._put(busy[np.searchsorted(shared, self.replica_of_load)], z, 1.0 / self.rates[t, w])
         self._put(rows[w, self.domain[z], self.phases[t]], z, 1.0)
+        # What a replica could serve beyond the workload's demand serves nobody here either.
+        most = self.largest_rps[w, self.domain[z]]
+        ample = np.flatnonzero(self.rates[t, w] > most)
+        tight = self._rows(ample.size, -INFINITE, 0.0)
+        self._put(tight, z[ample], 1.0)
+        self._put(tight, x[self.replica_of_load[ample]], -most[ample])
 
     def _stock_rows(self) -> None:
         """A2."""

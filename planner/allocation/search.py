@@ -21,9 +21,11 @@ from planner.perf.grids import Floats
 from planner.programs import Flags, LinearProgram, Program, Rows, solve_program
 
 COLUMNS_PER_ROUND = 40  # of one domain, workload and phase that column generation adds
-SMALL = 1500  # replica columns of a model that is solved as a whole
+TINY = 100  # replica columns of a model that is solved as a whole at once
+SMALL = 1500  # and of one that is later
 NEIGHBOURHOOD_COLUMNS = 1200
 NEIGHBOURHOOD_S = 2.0
+LEAST_FREE = 2  # domains or workloads in a neighbourhood, of more
 FIRST_SHARE = 0.4  # of all domains or workloads in a neighbourhood
 STALLED = 5e-4  # of the bound: blocks that raise it less rest for a while
 NEGLIGIBLE = 1e-7
@@ -206,9 +208,12 @@ class Search:
             return deadline - time.perf_counter()
 
         if self._blocks is None:
+            if self.model.parts.replicas.size <= TINY:
+                self._whole(0.3 * left())
+            self._round(0.05 * left() + 0.2)
+            self._neighbourhoods(0.2 * left())
             if self.model.parts.replicas.size <= SMALL:
-                self._whole(min(left(), 0.1 * left() + 1.0))
-            self._round(min(left(), 0.05 * left() + 1.0))
+                self._whole(0.4 * left())
             self._blocks = self._decompositions()
             self._first_prices(self._blocks, left)
         decompositions = self._blocks
@@ -263,6 +268,8 @@ class Search:
 
     def _whole(self, seconds: float) -> None:
         """All columns at once."""
+        if self.done or seconds <= 0.05:
+            return
         with self.effort.timed("whole"):
             found = solve_program(
                 self.program, time_limit_s=seconds, relative_gap=self.gap_asked, start=self.values
@@ -311,7 +318,9 @@ class Search:
                     self.share = min(1.0, 1.2 * self.share)
 
     def _neighbours(self, labels: Rows, names: Rows) -> Flags:
-        count = max(1, min(names.size, int(self.share * names.size + self.random.random())))
+        least = min(LEAST_FREE, max(1, names.size - 1))
+        wanted = int(self.share * names.size + self.random.random())
+        count = min(names.size, max(least, wanted))
         chosen = np.isin(labels, self.random.choice(names, count, replace=False))
         replicas = self.model.parts.replicas[chosen[self.model.parts.replicas]]
         cheap = self.relaxation.waste[replicas - self.model.parts.replicas[0]]

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import Phase as HypothesisPhase
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from planner.allocation.check import PlanCheckError, check_plan
@@ -28,8 +28,11 @@ NO_SHRINKING = (HypothesisPhase.explicit, HypothesisPhase.reuse, HypothesisPhase
 PRE, DEC = Phase.PREFILL, Phase.DECODE
 
 
-def enumerate_best(data: AllocationInput) -> tuple[float, float]:
-    """(weighted shortfall, cost over the horizon) of the best plan, by trying every count."""
+MOST_COUNTS = 50_000  # that are tried for one case
+
+
+def counts_to_try(data: AllocationInput) -> tuple[list, list[int]]:
+    """Templates by domain, and the most replicas of each."""
     places = [
         (t, d)
         for t in data.templates
@@ -41,7 +44,15 @@ def enumerate_best(data: AllocationInput) -> tuple[float, float]:
     stock = {}
     for o in data.offers:
         stock[o.domain, o.node_class] = o.stock
-    limits = [min(stock[d, name] // count for name, count in t.combination) for t, d in places]
+    return places, [
+        min(stock[d, name] // count for name, count in t.combination) for t, d in places
+    ]
+
+
+def enumerate_best(data: AllocationInput) -> tuple[float, float]:
+    """(weighted shortfall, cost over the horizon) of the best plan, by trying every count."""
+    places, limits = counts_to_try(data)
+    stock = {(o.domain, o.node_class): o.stock for o in data.offers}
     best = (math.inf, math.inf)
     for counts in itertools.product(*(range(limit + 1) for limit in limits)):
         needed: dict[tuple[str, str], int] = {}
@@ -116,7 +127,9 @@ def small_cases(draw) -> AllocationInput:
     held = {}
     if draw(st.booleans()) and offers[0].stock:
         held[offers[0].domain, offers[0].instance_type, offers[0].market] = 1
-    return AllocationInput.of(workloads, templates, offers, held, EXACT)
+    data = AllocationInput.of(workloads, templates, offers, held, EXACT)
+    assume(math.prod(limit + 1 for limit in counts_to_try(data)[1]) <= MOST_COUNTS)
+    return data
 
 
 @settings(max_examples=60, deadline=None, phases=NO_SHRINKING)
