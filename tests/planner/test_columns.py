@@ -1,0 +1,147 @@
+"""The column solver against the full model, its bounds, and its parts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from planner.allocation.decomposition import REST, Decomposition
+from planner.allocation.full_model import plan_with_full_model
+from planner.allocation.model import AllocationModel
+from planner.allocation.options import AllocationOptions, Quota, ServiceRules
+from planner.allocation.problem import AllocationInput
+from planner.allocation.search import Effort, Search, relax
+from planner.allocation.solve import plan_allocation
+from planner.programs import solve_program
+from planner.types import Market, Phase
+from tests.builders import EXACT, offer, template, workload
+
+PHASES = (Phase.PREFILL, Phase.DECODE, Phase.AGGREGATED)
+
+
+def random_input(seed: int, *, domains: int = 3, classes: int = 4) -> AllocationInput:
+    """Three workloads (two of them share replicas), mixed templates, held nodes, options."""
+    rng = np.random.default_rng(seed)
+    names = [f"N{n} x1" for n in range(classes)]
+    templates = []
+    for number in range(12):
+        counts = {str(n): int(rng.integers(1, 3)) for n in rng.choice(names, 2, replace=False)}
+        owner = ("chat", "code", "mail")[number % 3]
+        phase = PHASES[int(rng.integers(0, 3))] if number >= 9 else PHASES[number // 3]
+        made = template(f"t{number}", phase, counts, float(rng.uniform(0.5, 4.0)), owner)
+        if owner != "mail" and rng.random() < 0.5:
+            other = {"chat": "code", "code": "chat"}[owner]
+            made = replace(made, shared_rps={other: float(rng.uniform(0.5, 4.0))})
+        templates.append(made)
+    offers, held = [], {}
+    for d in range(domains):
+        for name in names:
+            price, stock = float(rng.uniform(1.0, 5.0)), int(rng.choice([0, 1, 3, 6]))
+            on_demand = replace(offer(f"d{d}", name, price, stock), vcpus=4)
+            offers.append(on_demand)
+            if rng.random() < 0.4:
+                spot = replace(on_demand, market=Market.SPOT, price_usd_per_hour=0.6 * price)
+                offers.append(spot)
+            if stock and rng.random() < 0.2:
+                held[f"d{d}", on_demand.instance_type, Market.ON_DEMAND] = 1
+    options = (
+        AllocationOptions(),
+        AllocationOptions(quotas=(Quota(vcpus=40, domains="d0"),)),
+        AllocationOptions(largest_spot_share=0.5),
+        AllocationOptions(budget_usd_per_hour=60.0),
+    )[seed % 4]
+    rules = {"chat": ServiceRules(largest_domain_share=0.6)} if seed % 3 == 0 else {}
+    workloads = [
+        workload("chat", float(rng.uniform(0.5, 6.0)), weight=2.0),
+        workload("code", float(rng.uniform(0.5, 3.0))),
+        workload("mail", float(rng.uniform(0.5, 3.0))),
+    ]
+    return AllocationInput.of(workloads, templates, offers, held, EXACT, options, rules)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_columns_and_the_full_model_find_the_same(seed: int) -> None:
+    data = random_input(seed)
+    mine, full = plan_allocation(data), plan_with_full_model(data)
+    demand = data.weighted_demand
+    assert mine.weighted_shortfall == pytest.approx(full.weighted_shortfall, abs=2e-4 * demand)
+    if abs(mine.weighted_shortfall - full.weighted_shortfall) < 1e-6 * demand:
+        assert mine.objective_usd == pytest.approx(full.objective_usd, rel=1e-4)
+    assert mine.bound_usd <= full.objective_usd * (1 + 1e-4)
+    assert mine.proven
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_relaxation_by_columns_is_that_of_all_columns(seed: int) -> None:
+    model = AllocationModel(random_input(seed))
+    for cost in (model.shortfall, model.program.cost + 50.0 * model.shortfall):
+        program = replace(model.program, cost=cost)
+        whole = solve_program(program, relax=True).objective
+        assert relax(model, program, Effort()).objective == pytest.approx(whole, abs=1e-6, rel=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("by", ["domain", "family"])
+def test_blocks_bound_the_optimum_and_no_less_than_the_relaxation(seed: int, by: str) -> None:
+    model = AllocationModel(random_input(seed))
+    program = replace(model.program, cost=model.program.cost + 50.0 * model.shortfall)
+    optimum = solve_program(program, relative_gap=1e-9).objective
+    relaxation = relax(model, program, Effort())
+    blocks = Decomposition(program, getattr(model, by))
+    first = blocks.evaluate(relaxation.duals[blocks.linking], 5.0)
+    assert relaxation.objective - 1e-4 * optimum <= first  # blocks are solved within their gap
+    for _ in range(4):
+        blocks.evaluate(blocks.next_prices(), 5.0)
+    assert first <= blocks.bound <= optimum * (1 + 1e-6) + 1e-6
+    found = blocks.recombine(5.0, 1e-6, np.inf)
+    if found is not None:
+        assert program.cost @ found >= optimum - 1e-6
+        used = program.matrix @ found
+        assert (used <= program.row_upper + 1e-6).all()
+        assert (used >= program.row_lower - 1e-6).all()
+
+
+def test_every_column_is_in_one_block_or_in_none() -> None:
+    model = AllocationModel(random_input(3))
+    blocks = Decomposition(model.program, model.domain)
+    columns = np.concatenate([blocks.rest.columns, *(b.columns for b in blocks.blocks)])
+    assert sorted(columns.tolist()) == list(range(model.program.columns))
+    assert (model.domain[blocks.rest.columns] == REST).all()
+    # Workloads that share replicas are one block.
+    chat, code = (i for i, w in enumerate(model.data.workloads) if w.name in {"chat", "code"})
+    short = model.parts.short
+    assert model.family[short[chat]] == model.family[short[code]]
+
+
+def test_a_plan_and_its_values_are_the_same() -> None:
+    data = random_input(5)
+    plan, model = plan_allocation(data), AllocationModel(data)
+    values = model.values_of(plan)
+    assert model.program.cost @ values == pytest.approx(plan.objective_usd, rel=1e-6)
+    assert model.shortfall @ values == pytest.approx(plan.weighted_shortfall, abs=1e-6)
+    used = model.program.matrix @ values
+    assert (used <= model.program.row_upper + 1e-4).all()
+    assert (used >= model.program.row_lower - 1e-4).all()
+
+
+def test_a_search_without_time_keeps_its_start_and_says_so() -> None:
+    data = random_input(8)
+    model = AllocationModel(data)
+    program = replace(model.program, cost=model.program.cost + 50.0 * model.shortfall)
+    search = Search(model, program, 0.0, 1.0, Effort())
+    assert search.offer(model.nothing())
+    search.run(deadline=0.0)
+    assert search.objective == pytest.approx(float(program.cost @ model.nothing()))
+    assert not search.done
+    assert search.bound <= search.objective
+
+
+def test_the_plan_says_how_it_was_found() -> None:
+    plan = plan_allocation(random_input(2))
+    assert plan.columns_seen > 0
+    assert plan.phase_seconds["relaxation"] >= 0.0
+    times = [entry[0] for entry in plan.history]
+    assert times == sorted(times)
+    assert plan.history[-1][2] == pytest.approx(plan.objective_usd, rel=1e-4)
