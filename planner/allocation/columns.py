@@ -124,7 +124,9 @@ class _Solve:
         if self._is_short(self._values(search)):
             if search.done:  # integers do not serve what fractions do
                 return self._scarce(search.values, least)
-            search = self._blended(MUCH_DEARER * dear, search.values, cheapest.pool)
+            dearer = self._blended(MUCH_DEARER * dear, None, cheapest.pool)
+            dearer.follow(search)
+            search = dearer
         search.run(self._until(1.0))
         values = self._values(search)
         if not self._is_short(values):

@@ -28,6 +28,8 @@ NEIGHBOURHOOD_S = 2.0
 LEAST_FREE = 2  # domains or workloads in a neighbourhood, of more
 FIRST_SHARE = 0.4  # of all domains or workloads in a neighbourhood
 STALLED = 5e-4  # of the bound: blocks that raise it less rest for a while
+MOST_BLOCKS_S = 3.0  # of all blocks together, once
+BLOCKS_SHARE = 0.06  # the same, of the time there is
 NEGLIGIBLE = 1e-7
 LEAST_GAP = 1e-6  # below it is the solver's own tolerance
 
@@ -170,6 +172,15 @@ class Search:
         used = self.relaxation.values[replicas] > NEGLIGIBLE
         self.kept = set(replicas[used].tolist())
 
+    def follow(self, other: Search) -> None:
+        """Go on from a search whose objective is nowhere larger: its plan, columns and bound."""
+        if other.values is not None:
+            self.offer(other.values)
+        self.kept |= other.kept
+        self.share = other.share
+        self.raise_bound(other.bound)
+        self._blocks = []
+
     @property
     def gap(self) -> float:
         """Relative to the objective, or to `scale` where that is more."""
@@ -207,21 +218,22 @@ class Search:
         def left() -> float:
             return deadline - time.perf_counter()
 
+        blocks_s = min(MOST_BLOCKS_S, BLOCKS_SHARE * left())
         if self._blocks is None:
             if self.model.parts.replicas.size <= TINY:
                 self._whole(0.3 * left())
             self._round(0.05 * left() + 0.2)
-            self._neighbourhoods(0.2 * left())
+            self._neighbourhoods(0.25 * left())
             if self.model.parts.replicas.size <= SMALL:
                 self._whole(0.4 * left())
             self._blocks = self._decompositions()
-            self._first_prices(self._blocks, left)
+            self._first_prices(self._blocks, left, blocks_s)
         decompositions = self._blocks
         turn, resting = 0, 0
         while not self.done and left() > 0.05:
             if decompositions and resting == 0:
                 before, plan = self.bound, self.objective
-                self._step(max(decompositions, key=lambda d: d.bound), min(left(), 3.0))
+                self._step(max(decompositions, key=lambda d: d.bound), min(left(), blocks_s))
                 little = STALLED * max(abs(self.bound), self.scale)
                 if self.bound - before < little and self.objective == plan:
                     resting = 3
@@ -238,11 +250,13 @@ class Search:
                 found.append(Decomposition(self.program, labels))
         return found
 
-    def _first_prices(self, decompositions: list[Decomposition], left: Callable[[], float]) -> None:
+    def _first_prices(
+        self, decompositions: list[Decomposition], left: Callable[[], float], blocks_s: float
+    ) -> None:
         for each in decompositions:
             if not self.done and left() > 0.05:
                 with self.effort.timed("blocks"):
-                    each.evaluate(self.relaxation.duals[each.linking], min(left(), 3.0))
+                    each.evaluate(self.relaxation.duals[each.linking], min(left(), blocks_s))
                 self.raise_bound(each.bound)
                 self._recombine(each, min(left(), 1.0))
 

@@ -119,6 +119,17 @@ def test_sensitivity_sweeps_nodes_and_memory_and_draws_a_plot(tiny_home: Path) -
     assert Path(found["plot"]).exists()
 
 
+def test_compare_plans_with_every_baseline_and_draws_a_plot(tiny_home: Path) -> None:
+    done = run("compare", "-s", "tiny", "--deadline", "2", "--json", home=tiny_home)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    cost = {line["planner"]: line["usd_per_hour"] for line in found["lines"]}
+    assert {"coral", "homo-joint", "homo", "cauchy", "single"} <= cost.keys()
+    assert cost["coral"] <= cost["homo-joint"] + 1e-6
+    assert Path(found["plot"]).read_bytes().startswith(b"\x89PNG")
+    assert Path(found["table"]).read_text().count("\n") == 1 + len(found["lines"])
+
+
 def test_sql_reads_the_snapshot(tiny_home: Path) -> None:
     done = run("sql", "SELECT count(*) AS n FROM template", "--json", home=tiny_home)
     answer = json.loads(done.stdout.splitlines()[-1])
@@ -235,6 +246,8 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
         (["quickstart", "--nonsense"], "No such option: --nonsense"),
         (["nonsense"], "No such command 'nonsense'"),
         (["quickstart", "--dask", "tcp://127.0.0.1:1", "-s", "tiny"], "no Dask scheduler answers"),
+        (["compare", "--suite", "--sweep", "stock"], "--suite and --sweep are two things"),
+        (["compare", "--sweep", "prices"], "unknown sweep 'prices': demand, stock or domains"),
         (["library", "build", "-s", "extended"], "workers; pass --yes to start"),
     ],
 )
@@ -310,7 +323,9 @@ def stored(home: Path) -> int:
 
 
 def test_help_explains_every_command() -> None:
-    commands = "quickstart,library,library build,library show,allocate,explain,operate,fleet list"
+    commands = (
+        "quickstart,library,library build,library show,allocate,compare,explain,operate,fleet list"
+    )
     for name in ["", *commands.split(","), "down", "sql"]:
         arguments = name.split()
         done = run(*arguments, "--help")
@@ -323,7 +338,9 @@ def test_every_command_is_documented(repository: Path) -> None:
     readme = (repository / "README.md").read_text() + (
         repository / "docs" / "operations.md"
     ).read_text()
-    commands = "quickstart,library build,library show,allocate,explain,operate,fleet list,down,sql"
+    commands = (
+        "quickstart,library build,library show,allocate,compare,explain,operate,fleet list,down,sql"
+    )
     for command in commands.split(","):
         assert f"coral {command}" in readme, command
 
