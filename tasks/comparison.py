@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -184,17 +184,8 @@ def _best_domain(data: AllocationInput) -> Plan:
     return min(plans, key=lambda p: (round(p.weighted_shortfall, 6), p.objective_usd))
 
 
-def compare(
-    catalog: Catalog,
-    spec: ScenarioSpec,
-    *,
-    suite: bool = False,
-    sweep: str | None = None,
-    ablate: bool = False,
-    deadline_s: float = 10.0,
-) -> Comparison:
-    """Plan every case with Coral and each baseline (or each lever off) and write table and plot."""
-    cases = cases_of(catalog, spec, suite=suite, sweep=sweep, deadline_s=deadline_s)
+def plan_cases(cases: Sequence[Case], *, ablate: bool = False) -> list[Line]:
+    """Every case planned by Coral and by the baselines, or with levers off."""
     lines: list[Line] = []
     done, total = 0, sum(1 + len(_others(case, ablate)) for case in cases)
     for case in cases:
@@ -208,6 +199,21 @@ def compare(
             lines.append(_line(case, name, plan))
             done += 1
     progress.report("compare", total, total)
+    return lines
+
+
+def compare(
+    catalog: Catalog,
+    spec: ScenarioSpec,
+    *,
+    suite: bool = False,
+    sweep: str | None = None,
+    ablate: bool = False,
+    deadline_s: float = 10.0,
+) -> Comparison:
+    """Plan every case with Coral and each baseline (or each lever off) and write table and plot."""
+    cases = cases_of(catalog, spec, suite=suite, sweep=sweep, deadline_s=deadline_s)
+    lines = plan_cases(cases, ablate=ablate)
     kind = "ablation" if ablate else "comparison"
     over = "the suite" if suite else f"{sweep} of {spec.name}" if sweep else spec.name
     title = f"{kind} over {over}"
