@@ -420,13 +420,16 @@ def print_comparison(result: Comparison) -> None:
         )
         case = line.case
     console.print(table)
-    against = Table("against Coral", "cost (median)", "cost (max)", "goodput (median)",
-                    "goodput (max)")  # fmt: skip
+    against = Table("against Coral", "cases", "cost (median)", "cost (max)", "cases",
+                    "goodput (median)", "goodput (max)", "serves nothing")  # fmt: skip
     for ratio in ratios(result.lines):
         against.add_row(
             ratio.planner,
+            str(ratio.cost_cases),
             *(_times(value) for value in (ratio.cost_median, ratio.cost_max)),
+            str(ratio.goodput_cases),
             *(_times(value) for value in (ratio.goodput_median, ratio.goodput_max)),
+            str(ratio.nothing_cases),
         )
     console.print(against)
     console.print(

@@ -70,7 +70,6 @@ class Answer:
     objective: float
     bound: float
     proven: bool  # within the gap asked for
-    infeasible: bool
     duals: Floats  # of rows; of linear programs only
 
 
@@ -107,13 +106,6 @@ class LinearProgram:
             matrix.indptr[:-1].astype(np.int32), matrix.indices.astype(np.int32), matrix.data,
         )  # fmt: skip
         self.columns += program.columns
-
-    def set_cost(self, cost: Floats) -> None:
-        """Of all columns there are."""
-        self._solver.changeColsCost(cost.size, np.arange(cost.size, dtype=np.int32), cost)
-
-    def set_row_upper(self, row: int, upper: float) -> None:
-        self._solver.changeRowBounds(row, -highspy.kHighsInf, upper)
 
     def solve(self) -> Answer:
         return _run(self._solver, None)
@@ -161,6 +153,5 @@ def _run(solver: Any, time_limit_s: float | None) -> Answer:
         objective=objective,
         bound=float(info.mip_dual_bound) if is_mip else objective,
         proven=status == statuses.kOptimal,
-        infeasible=infeasible,
         duals=np.array(solution.row_dual),
     )

@@ -20,7 +20,7 @@ from planner.baselines.homo import plan_homo
 from planner.baselines.homo_joint import plan_homo_joint, plan_never_worse
 from planner.baselines.sequential import Orders, plan_in_orders
 from planner.baselines.single import plan_single
-from planner.errors import InputError
+from planner.errors import CoralError
 from planner.scenario import ScenarioSpec
 from planner.types import Market, Phase, Template
 from tasks import progress
@@ -72,7 +72,7 @@ def cases_of(
 ) -> list[Case]:
     """The scenario alone, over the suite, or over a sweep; all with the scenario's library.
 
-    Raises InputError: a suite instance or a sweep that leaves nothing to rent.
+    Raises MarketError: a suite instance or a sweep that leaves nothing to rent.
     """
     library = read_library(catalog, load_inputs(catalog, spec))
     found = []
@@ -115,25 +115,33 @@ def fragmented(data: AllocationInput, parts: int) -> AllocationInput:
     """The same stock and prices in so many domains, dealt out in turn.
 
     All offers of a type and market become one at the price of the cheapest; where a type has fewer
-    nodes than there are domains some have none of it.
+    nodes than there are domains some have none of it. Quotas by domain and egress are left out.
     """
     merged: dict[tuple[str, Market], tuple[int, float]] = {}
-    first = {(o.instance_type, o.market): o for o in data.offers}
+    example = {(o.instance_type, o.market): o for o in data.offers}
+    turns = {name: n for n, name in enumerate(sorted({o.instance_type for o in data.offers}))}
     for offer in data.offers:
         stock, price = merged.get((offer.instance_type, offer.market), (0, float("inf")))
         key = (offer.instance_type, offer.market)
         merged[key] = (stock + offer.stock, min(price, offer.price_usd_per_hour))
     offers = []
-    for turn, (key, (stock, price)) in enumerate(sorted(merged.items())):
+    for key, (stock, price) in sorted(merged.items()):
+        turn = turns[key[0]]  # spot and on-demand share one stock: the same domains for both
         for part in range(parts):
             share = stock // parts + ((part - turn) % parts < stock % parts)
             if share:
                 offers.append(
-                    replace(first[key], domain=f"part-{part + 1}", zone=None, stock=share,
+                    replace(example[key], domain=f"part-{part + 1}", zone=None, stock=share,
                             price_usd_per_hour=price)
                 )  # fmt: skip
     rules = {name: replace(rule, domains=None, origin=None) for name, rule in data.rules.items()}
-    return replace(data, offers=tuple(offers), rules=rules, held={})
+    return replace(
+        data,
+        offers=tuple(offers),
+        rules=rules,
+        held={},
+        options=replace(data.options, quotas=(), egress_usd_per_gib={}),
+    )
 
 
 def levers(data: AllocationInput) -> Iterator[tuple[str, Planner]]:
@@ -164,10 +172,15 @@ def levers(data: AllocationInput) -> Iterator[tuple[str, Planner]]:
 
 
 def _best_domain(data: AllocationInput) -> Plan:
-    """The best plan inside one domain; those with most stock are tried."""
+    """The best plan inside one of the four domains with most GPUs."""
+    types = {(o.domain, o.instance_type, o.market is Market.OWNED): o for o in data.offers}
     stock: dict[str, int] = {}
-    for offer in data.offers:
+    for offer in types.values():
         stock[offer.domain] = stock.get(offer.domain, 0) + offer.stock * offer.gpus
+    lenient = {
+        name: replace(rule, least_served=0.0, largest_domain_share=1.0)
+        for name, rule in data.rules.items()
+    }
     largest = sorted(stock, key=lambda name: (-stock[name], name))[:4]
     settings = replace(data.settings, deadline_s=data.settings.deadline_s / len(largest))
     plans = [
@@ -176,7 +189,7 @@ def _best_domain(data: AllocationInput) -> Plan:
                 data,
                 settings=settings,
                 offers=tuple(o for o in data.offers if o.domain == name),
-                rules={},
+                rules=lenient,
             )
         )
         for name in largest
@@ -234,10 +247,10 @@ def _others(case: Case, ablate: bool) -> Mapping[str, Planner]:
 
 
 def _try(planner: Planner, data: AllocationInput) -> Plan | Orders | None:
-    """None where the planner has no templates to plan with."""
+    """None where the planner fails: the others are compared all the same."""
     try:
         return planner(data)
-    except InputError:
+    except CoralError:
         return None
 
 

@@ -40,6 +40,7 @@ class Ratio:
     goodput_cases: int  # the other ones
     goodput_median: float | None  # Coral's served tokens/s over its own
     goodput_max: float | None
+    nothing_cases: int  # where it serves nothing at all
 
 
 def ratios(lines: Sequence[Line]) -> list[Ratio]:
@@ -47,18 +48,22 @@ def ratios(lines: Sequence[Line]) -> list[Ratio]:
     coral = {line.case: line for line in lines if line.planner == CORAL}
     found = []
     for planner in dict.fromkeys(line.planner for line in lines if line.planner != CORAL):
-        costs, goodputs = [], []
+        costs, goodputs, nothing = [], [], 0
         for line in lines:
             if line.planner != planner:
                 continue
             mine = coral[line.case]
             if min(line.served_share, mine.served_share) >= SERVED_ALL and mine.usd_per_hour > 0:
                 costs.append(line.usd_per_hour / mine.usd_per_hour)
+            elif min(line.served_share, mine.served_share) >= SERVED_ALL:
+                continue  # both for nothing
             elif line.served_tokens_per_s > 0:
                 goodputs.append(mine.served_tokens_per_s / line.served_tokens_per_s)
+            else:
+                nothing += 1
         found.append(
             Ratio(planner, len(costs), *_middle_and_most(costs), len(goodputs),
-                  *_middle_and_most(goodputs))
+                  *_middle_and_most(goodputs), nothing)
         )  # fmt: skip
     return found
 
@@ -80,10 +85,9 @@ def draw_lines(lines: Sequence[Line], title: str, path: Path) -> None:
         figure = Figure(figsize=size, layout="constrained")
         top, bottom = figure.subplots(2, 1, sharex=True)
         for number, planner in enumerate(planners):
-            found = [by_key[case, planner] for case in cases]
-            places = [
-                place + (number - len(planners) / 2 + 0.5) * width for place in range(len(cases))
-            ]
+            found = [by_key[case, planner] for case in cases if (case, planner) in by_key]
+            shift = (number - len(planners) / 2 + 0.5) * width
+            places = [cases.index(line.case) + shift for line in found]
             whole = [line.served_share >= SERVED_ALL for line in found]
             color = f"C{number}"
             bars = top.bar(

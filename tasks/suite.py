@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat, ValidationError
 
-from planner.errors import ScenarioError
+from planner.errors import ScenarioError, UnknownNameError
 from planner.scenario import ScenarioSpec, StockSpec
 from planner.types import Market
 from tasks.scenario_file import example_folder
@@ -37,7 +37,9 @@ class Suite(BaseModel):
 
     def scenario(self, spec: ScenarioSpec, instance: Instance) -> ScenarioSpec:
         """The scenario as the instance has it; its library stays the same."""
-        domains = self.domains.get(instance.domains, "")
+        if instance.domains not in self.domains:
+            raise UnknownNameError("domain list", instance.domains, self.domains, "the suite")
+        domains = self.domains[instance.domains]
         changes = {
             "domains": spec.domains if isinstance(domains, str) else domains,
             "markets": instance.markets,

@@ -26,7 +26,7 @@ from planner.allocation.full_model import least_served_error
 from planner.allocation.model import AllocationModel
 from planner.allocation.plan import Binding, Plan
 from planner.allocation.problem import AllocationInput, node_key
-from planner.allocation.search import Effort, Relaxation, Search, relax
+from planner.allocation.search import LEAST_GAP, Effort, Relaxation, Search, relax
 from planner.errors import SolverStoppedError
 from planner.perf.grids import Floats
 from planner.programs import Program, Rows, solve_program
@@ -57,7 +57,8 @@ def plan_by_columns(
 ) -> Plan:
     """As `plan_allocation`."""
     started = clock()
-    model, effort = AllocationModel(data), Effort()
+    effort = Effort()  # its clock starts before the model is built
+    model = AllocationModel(data)
     found = _Solve(model, effort, started, clock).run(start)
     values = _settle(model, found.values)
     counts = model.replicas_of(values)
@@ -122,22 +123,33 @@ class _Solve:
         search = self._blended(dear, first, cheapest.pool)
         search.run(self._until(SHORTFALL_TIME))
         if self._is_short(self._values(search)):
-            if search.done:  # integers do not serve what fractions do
+            if search.done and search.serving_all is None:  # perhaps no integers serve all
                 return self._scarce(search.values, least)
             dearer = self._blended(MUCH_DEARER * dear, None, cheapest.pool)
             dearer.follow(search)
             search = dearer
         search.run(self._until(1.0))
         values = self._values(search)
+        if self._is_short(values) and search.serving_all is not None:
+            values = search.serving_all
         if not self._is_short(values):
-            steps = Steps(SolveReport(Outcome.PROVEN, 0.0, 0.0, 0.0), _report(search))
+            nothing_short = SolveReport(Outcome.PROVEN, 0.0, 0.0, 0.0)
+            steps = Steps(nothing_short, self._cost_report(values, search))
             return _Found(values, steps, cheapest, is_short=False)
         short, cost = (float(c @ values) for c in (model.shortfall, model.program.cost))
         unproven = SolveReport(Outcome.INCUMBENT, short, 0.0, short / self.demand)
         bound = relax(model, _limited(model.program, model, short), self.effort, cheapest.pool)
-        gap = (cost - bound.objective) / cost
+        gap = max(0.0, cost - bound.objective) / cost if cost else 0.0
         steps = Steps(unproven, SolveReport(Outcome.INCUMBENT, cost, bound.objective, gap))
         return _Found(values, steps, least, is_short=True)
+
+    def _cost_report(self, values: Floats, search: Search) -> SolveReport:
+        """A0 of a plan that serves all, with a bound on all such plans."""
+        cost = float(self.model.program.cost @ values)
+        bound = min(cost, search.bound)
+        gap = (cost - bound) / cost if cost else 0.0
+        proven = gap <= max(self.settings.relative_gap, LEAST_GAP)
+        return SolveReport(Outcome.PROVEN if proven else Outcome.INCUMBENT, cost, bound, gap)
 
     def _blended(self, dear: float, first: Floats | None, pool: Rows) -> Search:
         """A search for A0 and `dear` USD for every unserved weighted request/s."""

@@ -53,9 +53,12 @@ class BlockPlan:
 
 
 class Decomposition:
-    """A program by blocks; `labels` says which block each column belongs to, or REST."""
+    """A program by blocks; `labels` says which block each column belongs to, or REST.
 
-    def __init__(self, program: Program, labels: Rows) -> None:
+    `duals` are the relaxation's, of all rows: the first prices.
+    """
+
+    def __init__(self, program: Program, labels: Rows, duals: Floats) -> None:
         self.program = program
         matrix = program.matrix.tocsr()
         of_row = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
@@ -73,7 +76,7 @@ class Decomposition:
         self.lower = program.row_lower[self.linking]
         self.upper = program.row_upper[self.linking]
         self.bound = -np.inf
-        self.prices = np.zeros(self.linking.size)
+        self.prices = duals[self.linking]
         self.width = FIRST_WIDTH
 
     def _block(self, columns: Rows, rows: Rows) -> Block:
@@ -130,7 +133,8 @@ class Decomposition:
     def next_prices(self) -> Floats:
         """Prices at which the known plans together are worth most, near the best so far."""
         links = self.linking.size
-        scale = np.maximum(np.abs(self.prices), 0.02 * np.abs(self.prices).mean())
+        mean = float(np.abs(self.prices).mean())
+        scale = np.maximum(np.abs(self.prices), 0.02 * mean if mean > 0 else 1.0)
         high, low = self.prices + self.width * scale, self.prices - self.width * scale
         slack = sparse.eye_array(self._master_rows, links, format="csc")
         master = self._master()

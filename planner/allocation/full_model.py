@@ -29,7 +29,7 @@ from planner.allocation.problem import (
     build_allocation,
     node_key,
 )
-from planner.errors import LeastServedError
+from planner.errors import LeastServedError, SolverStoppedError
 from planner.solver import Outcome, SolveReport, require_feasible, solve
 from planner.types import Phase
 
@@ -174,6 +174,8 @@ def least_served_error(data: AllocationInput) -> LeastServedError:
                 f"{workload.name!r} asks for {least:.1%} and at most "
                 f"{1.0 - short / workload.demand_rps:.1%} can be served"
             )
+    if not parts:
+        raise SolverStoppedError("allocation: no plan before the deadline; raise deadline_s")
     return LeastServedError(
         f"no plan keeps the least served shares: {'; '.join(parts)}; lower least_served, or add "
         "stock, domains, quota or budget"

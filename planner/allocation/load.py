@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import pulp
 
+from planner.allocation.limits import least_served_limit
 from planner.allocation.problem import AllocationInput, LoadKey
 from planner.solver import require_feasible, solve
 from planner.types import DISAGGREGATED, Phase
@@ -35,6 +36,9 @@ def share_load(data: AllocationInput, counts: Mapping[tuple[int, str], int]) -> 
     Such that  sum over w of z[w, t, r] / T[t, w] <= u x[t, r], u <= 1      (A4)
                z prefill = z decode = q, served + short = demand           (A5, A6)
                q + aggregated z of (w, r) <= share x demand[w]             (A9)
+               short[w] <= (1 - least served) demand[w]                    (A11)
+
+    Raises InfeasiblePlanError where these replicas can't keep A11.
     """
     problem = pulp.LpProblem("load", pulp.LpMinimize)
     busiest = pulp.LpVariable("busiest", 0, 1)
@@ -54,7 +58,9 @@ def share_load(data: AllocationInput, counts: Mapping[tuple[int, str], int]) -> 
     egress: list[pulp.LpAffineExpression] = []
     served: dict[str, pulp.LpAffineExpression] = {}
     for number, workload in enumerate(data.workloads):
-        missing = pulp.LpVariable(f"short_{number}", 0, workload.demand_rps)
+        least = data.rules_of(workload.name).least_served
+        most = least_served_limit(workload, least).amount if least else workload.demand_rps
+        missing = pulp.LpVariable(f"short_{number}", 0, most)
         short.append(workload.weight * missing)
         places = []
         for position, domain in enumerate(data.domains):

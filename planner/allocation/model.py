@@ -120,6 +120,10 @@ class AllocationModel:
             nodes[self.place[numbers[0]]] += self._stock_of(numbers)
         return nodes.reshape(len(self.domains), len(self.classes))
 
+    @property
+    def _has_spot_share(self) -> bool:
+        return self.data.options.largest_spot_share < 1.0
+
     def _stock_of(self, numbers: list[int]) -> int:
         return max(self.data.offers[n].stock for n in numbers)
 
@@ -233,8 +237,12 @@ class AllocationModel:
         self._entries.append((rows, columns, data))
 
     def _node_rows(self) -> None:
-        """A1: nodes that replicas use are at most those rented, which cost; so as many."""
-        rows = self._rows(self.available.size, -INFINITE, 0.0).reshape(self.available.shape)
+        """A1: nodes that replicas use are at most those rented.
+
+        What costs and is not used is not rented, but for room that A8 gives: there they are equal.
+        """
+        least = 0.0 if self._has_spot_share else -INFINITE
+        rows = self._rows(self.available.size, least, 0.0).reshape(self.available.shape)
         x = self.parts.replicas
         counts = self.counts[self.template[x]]
         replica, used = np.nonzero(counts)
@@ -352,7 +360,8 @@ class AllocationModel:
         np.divide(room, counts, out=most, where=counts > 0)
         most = most.min(axis=1, initial=INFINITE)
         whole = np.floor(most + 1e-9)
-        upper[x] = np.where(most > whole + 1e-9, whole, INFINITE)
+        loose = (most <= whole + 1e-9) & (not self._has_spot_share)
+        upper[x] = np.where(loose, INFINITE, whole)
         spread = np.array(
             [data.rules_of(w.name).largest_domain_share < 1.0 for w in data.workloads]
         )
@@ -389,7 +398,10 @@ class AllocationModel:
         return values
 
     def values_of(self, plan: Plan) -> Floats:
-        """A plan of the same input as values of all columns."""
+        """A plan of the same input as values of all columns.
+
+        Replicas without a column (nothing may be served by them any more) are left out.
+        """
         parts, values = self.parts, np.zeros(self.template.size)
         workloads = {w.name: n for n, w in enumerate(self.data.workloads)}
         templates = {t.id: n for n, t in enumerate(self.data.templates)}
@@ -404,7 +416,9 @@ class AllocationModel:
         served = np.zeros((len(workloads), len(domains), len(PHASES)))
         for planned in plan.replicas:
             r, phase = domains[planned.domain], PHASES.index(planned.template.phase)
-            column = at[templates[planned.template.id], r]
+            column = at.get((templates[planned.template.id], r))
+            if column is None:
+                continue
             values[column] = planned.count
             for name, rps in planned.load_rps.items():
                 served[workloads[name], r, phase] += rps

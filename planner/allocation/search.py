@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from planner.allocation.assemble import shortfall_tolerance
 from planner.allocation.decomposition import REST, Decomposition
 from planner.allocation.model import AllocationModel
 from planner.perf.grids import Floats
@@ -50,9 +51,11 @@ class Effort:
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
         started = time.perf_counter()
-        yield
-        spent = time.perf_counter() - started
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - started
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
 
 
 @dataclass(frozen=True)
@@ -162,6 +165,7 @@ class Search:
         self.gap_asked, self.scale = gap, scale
         self.values: Floats | None = None
         self.objective = np.inf
+        self.serving_all: Floats | None = None  # the cheapest plan without shortfall
         with effort.timed("relaxation"):
             self.relaxation = relax(model, program, effort, pool)
         self.bound = self.relaxation.objective
@@ -174,12 +178,13 @@ class Search:
 
     def follow(self, other: Search) -> None:
         """Go on from a search whose objective is nowhere larger: its plan, columns and bound."""
-        if other.values is not None:
-            self.offer(other.values)
+        self.offer(other.values)
+        self.offer(other.serving_all)
         self.kept |= other.kept
         self.share = other.share
         self.raise_bound(other.bound)
-        self._blocks = []
+        if self.model.parts.replicas.size > SMALL:
+            self._blocks = []  # the time goes into plans
 
     @property
     def gap(self) -> float:
@@ -198,13 +203,18 @@ class Search:
             return False
         values = np.where(self.program.integer, np.rint(values), values)
         objective = float(self.program.cost @ values)
-        replicas = self.model.parts.replicas
+        model, replicas = self.model, self.model.parts.replicas
         self.kept.update(replicas[values[replicas] > 0.5].tolist())
+        cost, short = float(model.program.cost @ values), float(model.shortfall @ values)
+        known = self.serving_all
+        if short <= shortfall_tolerance(model.data) and (
+            known is None or cost < model.program.cost @ known
+        ):
+            self.serving_all = values
         if objective >= self.objective - 1e-9 * max(1.0, abs(self.objective)):
             return False
         self.values, self.objective = values, objective
-        model, now = self.model, time.perf_counter() - self.effort.started
-        cost, short = float(model.program.cost @ values), float(model.shortfall @ values)
+        now = time.perf_counter() - self.effort.started
         self.effort.history.append((now, short, cost))
         return True
 
@@ -247,7 +257,7 @@ class Search:
         found = []
         for labels in (self.model.domain, self.model.family):
             if np.unique(labels[labels != REST]).size > 1:
-                found.append(Decomposition(self.program, labels))
+                found.append(Decomposition(self.program, labels, self.relaxation.duals))
         return found
 
     def _first_prices(
@@ -256,7 +266,7 @@ class Search:
         for each in decompositions:
             if not self.done and left() > 0.05:
                 with self.effort.timed("blocks"):
-                    each.evaluate(self.relaxation.duals[each.linking], min(left(), blocks_s))
+                    each.evaluate(each.prices, min(left(), blocks_s))
                 self.raise_bound(each.bound)
                 self._recombine(each, min(left(), 1.0))
 
@@ -264,7 +274,8 @@ class Search:
         if seconds <= 0:
             return
         with self.effort.timed("blocks"):
-            blocks.evaluate(blocks.next_prices(), seconds)
+            known = np.isfinite(blocks.bound)
+            blocks.evaluate(blocks.next_prices() if known else blocks.prices, seconds)
         self.raise_bound(blocks.bound)
         self._recombine(blocks, min(seconds, 1.0))
 
@@ -284,6 +295,8 @@ class Search:
         """All columns at once."""
         if self.done or seconds <= 0.05:
             return
+        kept = max(self.effort.columns_kept, self.program.columns)
+        self.effort.columns_kept = kept
         with self.effort.timed("whole"):
             found = solve_program(
                 self.program, time_limit_s=seconds, relative_gap=self.gap_asked, start=self.values

@@ -16,6 +16,7 @@ from planner.allocation.columns import plan_by_columns
 from planner.allocation.full_model import plan_with_full_model
 from planner.allocation.plan import Plan
 from planner.allocation.problem import AllocationInput, NodeKey, node_key
+from planner.errors import InfeasiblePlanError
 from planner.solver import Outcome, SolveReport
 
 
@@ -53,10 +54,13 @@ def keep_running(
     counts = {(known[key], domain): count for (key, domain), count in replicas.items()}
     planned = planned_nodes(data, nodes)
     unsolved = SolveReport(Outcome.INCUMBENT, 0.0, 0.0, 0.0)
-    kept = assemble(data, counts, planned, (), Steps(unsolved, unsolved), 0.0)
-    kept = replace(kept, objective_usd=objective_usd(data, kept))
     try:
+        kept = assemble(data, counts, planned, (), Steps(unsolved, unsolved), 0.0)
+        kept = replace(kept, objective_usd=objective_usd(data, kept))
         check_plan(data, kept)
-    except PlanCheckError:  # less stock, a new quota, a domain no longer allowed
+    except (
+        PlanCheckError,
+        InfeasiblePlanError,
+    ):  # less stock, a new quota or rule
         return None
     return kept

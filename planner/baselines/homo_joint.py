@@ -54,6 +54,10 @@ def with_bound_of(data: AllocationInput, plan: Plan, solved: Plan) -> Plan:
     """A plan of the same program with what the solve of another one proved."""
     spare = max(0.0, plan.objective_usd - solved.bound_usd)
     gap = spare / plan.objective_usd if plan.objective_usd else 0.0
+    demand = data.weighted_demand
+    least = solved.weighted_shortfall - solved.shortfall_gap * demand
+    short_gap = max(0.0, plan.weighted_shortfall - least) / demand if demand else 0.0
+    gap = max(gap, short_gap)
     return replace(
         plan,
         binding=binding_limits(data, plan),
@@ -61,6 +65,11 @@ def with_bound_of(data: AllocationInput, plan: Plan, solved: Plan) -> Plan:
         gap=gap,
         proven=solved.proven and gap <= data.settings.relative_gap,
         solve_s=solved.solve_s,
+        shortfall_gap=short_gap,
+        columns_seen=solved.columns_seen,
+        columns_kept=solved.columns_kept,
+        phase_seconds=solved.phase_seconds,
+        history=solved.history,
     )
 
 

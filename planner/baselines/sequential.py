@@ -38,10 +38,6 @@ class Orders:
         return max(self.plans, key=_quality)
 
     @property
-    def mean_cost_usd_per_hour(self) -> float:
-        return sum(plan.cost_usd_per_hour for plan in self.plans) / len(self.plans)
-
-    @property
     def mean_served_share(self) -> float:
         return sum(plan.served_share for plan in self.plans) / len(self.plans)
 
@@ -132,10 +128,11 @@ def plan_of(
     """The checked plan of some replicas and nodes; nothing is proven of it."""
     unproven = SolveReport(Outcome.INCUMBENT, 0.0, 0.0, 0.0)
     chosen = {key: count for key, count in counts.items() if count}
+    lenient = {name: replace(rule, least_served=0.0) for name, rule in data.rules.items()}
+    data = replace(data, rules=lenient)
     plan = assemble(
         data, chosen, planned_nodes(data, nodes), (), Steps(unproven, unproven), seconds
     )
     plan = replace(plan, objective_usd=objective_usd(data, plan))
-    lenient = {name: replace(rule, least_served=0.0) for name, rule in data.rules.items()}
-    check_plan(replace(data, rules=lenient), plan)
+    check_plan(data, plan)
     return plan

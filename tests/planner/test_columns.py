@@ -89,8 +89,8 @@ def test_blocks_bound_the_optimum_and_no_less_than_the_relaxation(seed: int, by:
     program = replace(model.program, cost=model.program.cost + 50.0 * model.shortfall)
     optimum = solve_program(program, relative_gap=1e-9).objective
     relaxation = relax(model, program, Effort())
-    blocks = Decomposition(program, getattr(model, by))
-    first = blocks.evaluate(relaxation.duals[blocks.linking], 5.0)
+    blocks = Decomposition(program, getattr(model, by), relaxation.duals)
+    first = blocks.evaluate(blocks.prices, 5.0)
     assert relaxation.objective - 1e-4 * optimum <= first  # blocks are solved within their gap
     for _ in range(4):
         blocks.evaluate(blocks.next_prices(), 5.0)
@@ -105,7 +105,8 @@ def test_blocks_bound_the_optimum_and_no_less_than_the_relaxation(seed: int, by:
 
 def test_every_column_is_in_one_block_or_in_none() -> None:
     model = AllocationModel(random_input(3))
-    blocks = Decomposition(model.program, model.domain)
+    duals = np.zeros(model.program.row_lower.size)
+    blocks = Decomposition(model.program, model.domain, duals)
     columns = np.concatenate([blocks.rest.columns, *(b.columns for b in blocks.blocks)])
     assert sorted(columns.tolist()) == list(range(model.program.columns))
     assert (model.domain[blocks.rest.columns] == REST).all()
@@ -145,3 +146,48 @@ def test_the_plan_says_how_it_was_found() -> None:
     times = [entry[0] for entry in plan.history]
     assert times == sorted(times)
     assert plan.history[-1][2] == pytest.approx(plan.objective_usd, rel=1e-4)
+
+
+def test_idle_nodes_make_no_room_for_spot() -> None:
+    cheap = offer("d1", "B x1", 0.1, 9)  # no template uses it
+    spot = replace(offer("d1", "A x1", 1.0, 4), market=Market.SPOT)
+    made = [template("a", Phase.AGGREGATED, {"A x1": 1}, 1.0)]
+    half = AllocationOptions(largest_spot_share=0.5)
+    for offers in ([offer("d1", "A x1", 10.0, 4), spot, cheap], [spot, cheap]):
+        data = AllocationInput.of([workload("chat", 2.0)], made, offers, {}, EXACT, half)
+        mine, full = plan_allocation(data), plan_with_full_model(data)
+        assert mine.weighted_shortfall == pytest.approx(full.weighted_shortfall, abs=1e-6)
+        assert mine.objective_usd == pytest.approx(full.objective_usd, abs=1e-6)
+        assert mine.bound_usd == pytest.approx(full.bound_usd, abs=1e-4)
+
+
+def test_the_last_sliver_of_demand_is_served_though_it_is_dear() -> None:
+    made = [template("a", Phase.AGGREGATED, {"A x1": 1}, 1.0)]
+    data = AllocationInput.of(
+        [workload("chat", 1.05)], made, [offer("d1", "A x1", 1.0, 4)], settings=EXACT
+    )
+    plan = plan_allocation(data)
+    assert plan.served_share == pytest.approx(1.0)
+    assert plan.proven
+
+
+def test_replicas_that_serve_nobody_any_more_are_a_start_all_the_same() -> None:
+    data = random_input(5)
+    plan = plan_allocation(data)
+    served = {w for r in plan.replicas for w in r.load_rps}
+    gone = next(name for name in ("mail", "code", "chat") if name in served)
+    fewer = tuple(replace(w, demand_rps=0.0) if w.name == gone else w for w in data.workloads)
+    again = plan_allocation(replace(data, workloads=fewer), start=plan)
+    assert again.proven
+
+
+def test_shared_replicas_keep_a_least_served_share() -> None:
+    made = replace(
+        template("a", Phase.AGGREGATED, {"A x1": 1}, 2.0, "chat"), shared_rps={"code": 2.0}
+    )
+    data = AllocationInput.of(
+        [workload("chat", 2.0, weight=10.0), workload("code", 1.0)], [made],
+        [offer("d1", "A x1", 1.0, 1)], {}, EXACT, None, {"code": ServiceRules(least_served=0.5)},
+    )  # fmt: skip
+    share = {s.workload: s.share for s in plan_allocation(data).services}
+    assert share["code"] == pytest.approx(0.5, abs=1e-4)
