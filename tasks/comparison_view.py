@@ -9,6 +9,7 @@ from pathlib import Path
 import matplotlib as mpl
 import polars as pl
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 CORAL = "coral"
 SERVED_ALL = 0.9999  # shares above it count as everything
@@ -90,9 +91,7 @@ def draw_lines(lines: Sequence[Line], title: str, path: Path) -> None:
             places = [cases.index(line.case) + shift for line in found]
             whole = [line.served_share >= SERVED_ALL for line in found]
             color = f"C{number}"
-            bars = top.bar(
-                places, [line.usd_per_hour for line in found], width, color=color, label=planner
-            )
+            bars = top.bar(places, [line.usd_per_hour for line in found], width, color=color)
             for bar, all_served in zip(bars, whole, strict=True):
                 bar.set_alpha(1.0 if all_served else 0.35)
             bottom.bar(places, [line.served_share for line in found], width, color=color)
@@ -105,6 +104,9 @@ def draw_lines(lines: Sequence[Line], title: str, path: Path) -> None:
             rotation=30 if len(cases) > 6 else 0,
             ha="right" if len(cases) > 6 else "center",
         )
-        figure.legend(loc="outside lower center", ncols=min(4, len(planners)), frameon=False)
+        names = [Patch(color=f"C{n}", label=planner) for n, planner in enumerate(planners)]
+        figure.legend(
+            handles=names, loc="outside lower center", ncols=min(4, len(names)), frameon=False
+        )
         top.set_title(f"{title[0].upper()}{title[1:]}", fontsize=9)
         figure.savefig(path, dpi=130)
