@@ -57,7 +57,7 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> tuple[Catalog, Inputs]:
     catalog = Catalog(tmp_path_factory.mktemp("core"))
     spec = read_scenario("core")
     placement = spec.placement.model_copy(update={"max_nodes": 2})
-    allocation = spec.allocation.model_copy(update={"deadline_s": 8.0})
+    allocation = spec.allocation.model_copy(update={"deadline_s": 5.0})
     inputs = load_inputs(
         catalog, spec.model_copy(update={"placement": placement, "allocation": allocation})
     )

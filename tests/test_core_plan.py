@@ -200,7 +200,7 @@ def test_no_single_gpu_type_serves_the_core_demand_and_the_h100s_run_out(
         classes = {node.name for node in scenario.node_classes if node.gpu.name == gpu}
         own = tuple(t for t in data.templates if {n for n, _ in t.combination} <= classes)
         alone = plan_allocation(
-            replace(data, templates=own, settings=replace(data.settings, deadline_s=10.0))
+            replace(data, templates=own, settings=replace(data.settings, deadline_s=6.0))
         )
         assert alone.served_share < 0.99, gpu
     used = sum(n.count for n in decision.coral.nodes if n.offer.node_class.startswith("H100"))
