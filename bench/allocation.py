@@ -10,33 +10,21 @@ one. Coral's blocks use all cores, HiGHS on the full model one.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import statistics
-import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-import polars as pl
 from rich.console import Console
 from rich.table import Table
 
-from catalog.store import Catalog
+from bench.scenarios import suite_arguments, suite_inputs
 from planner.allocation.plan import Plan
 from planner.allocation.problem import AllocationInput
 from planner.allocation.solve import plan_allocation
 from planner.errors import SolverStoppedError
-from tasks.allocation import allocation_input, read_library
-from tasks.inputs import load_inputs
-from tasks.library import build_phase
-from tasks.scenario_file import read_scenario
-from tasks.solving import Solvers
-from tasks.suite import Instance, read_suite
+from tasks.suite import Instance
 
 TOLERANCE = 1e-4  # of the demand, and of the cost
 
@@ -108,32 +96,6 @@ def compare(instance: Instance, data: AllocationInput) -> Pair:
     return Pair(instance, data, coral, full, time.perf_counter() - started)
 
 
-@contextmanager
-def suite_inputs(
-    scenario: str, home: str | None, deadline_s: float, only: str
-) -> Iterator[Iterator[tuple[Instance, AllocationInput]]]:
-    """The suite's instances of a scenario, whose library is built first where it is not there."""
-    os.environ["PREFECT_LOGGING_ROOT_LEVEL"] = "CRITICAL"
-    spec, suite = read_scenario(scenario), read_suite()
-    with tempfile.TemporaryDirectory() as folder:
-        catalog = Catalog(Path(home or folder))
-        inputs = load_inputs(catalog, spec)
-        with Solvers(kind=inputs.scenario.placement.solver) as solvers:
-            for phase in inputs.phases:
-                build_phase(catalog, phase, solvers)
-        library = read_library(catalog, inputs)
-
-        def instances() -> Iterator[tuple[Instance, AllocationInput]]:
-            for instance in suite.instances:
-                if only in instance.id:
-                    market = load_inputs(catalog, suite.scenario(spec, instance))
-                    data = allocation_input(market, library)
-                    settings = replace(data.settings, deadline_s=deadline_s, relative_gap=1e-3)
-                    yield instance, replace(data, settings=settings)
-
-        yield instances()
-
-
 def summary(pairs: list[Pair]) -> dict[str, object]:
     """The figures that the benchmark is run for."""
     gaps, shortfall_gaps = defaultdict(list), defaultdict(list)
@@ -157,18 +119,13 @@ def summary(pairs: list[Pair]) -> dict[str, object]:
 
 def main() -> None:
     """Parse, solve, print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--scenario", default="suite")
-    parser.add_argument("--deadline", type=float, default=60.0, help="seconds, of either side")
-    parser.add_argument("--home", help="a Coral home whose library is used")
-    parser.add_argument("--only", default="", help="instances whose name has this in it")
-    parser.add_argument("--json", action="store_true")
+    parser = suite_arguments(__doc__, deadline_s=60.0)
     options = parser.parse_args()
     pairs, console = [], Console(stderr=True)
     with suite_inputs(options.scenario, options.home, options.deadline, options.only) as instances:
         for instance, data in instances:
             pairs.append(compare(instance, data))
-            console.print(pl.DataFrame([pairs[-1].row()]).to_dicts()[0], soft_wrap=True)
+            console.print(pairs[-1].row(), soft_wrap=True)
     if not pairs:
         parser.error(f"no instance has {options.only!r} in its name")
     rows = [pair.row() for pair in pairs]

@@ -9,26 +9,20 @@ orders.
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import asdict
 
 from rich.console import Console
 from rich.table import Table
 
-from bench.allocation import suite_inputs
+from bench.scenarios import suite_arguments, suite_inputs
 from tasks.comparison import Case, plan_cases
 from tasks.comparison_view import Line, ratios
 
 
 def main() -> None:
     """Parse, plan, print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--scenario", default="suite")
-    parser.add_argument("--deadline", type=float, default=20.0, help="seconds of one plan")
-    parser.add_argument("--home", help="a Coral home whose library is used")
-    parser.add_argument("--only", default="", help="instances whose name has this in it")
-    parser.add_argument("--json", action="store_true")
+    parser = suite_arguments(__doc__, deadline_s=20.0)
     options = parser.parse_args()
     lines: list[Line] = []
     console = Console(stderr=True)

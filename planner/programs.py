@@ -88,7 +88,7 @@ def solve_program(
         first = highspy.HighsSolution()
         first.col_value = start.tolist()
         solver.setSolution(first)
-    return _run(solver, time_limit_s)
+    return _run(solver, time_limit_s, is_mip=not relax and bool(program.integer.any()))
 
 
 class LinearProgram:
@@ -108,7 +108,7 @@ class LinearProgram:
         self.columns += program.columns
 
     def solve(self) -> Answer:
-        return _run(self._solver, None)
+        return _run(self._solver, None, is_mip=False)
 
 
 def _solver(program: Program, relax: bool) -> Any:
@@ -131,7 +131,7 @@ def _solver(program: Program, relax: bool) -> Any:
     return solver
 
 
-def _run(solver: Any, time_limit_s: float | None) -> Answer:
+def _run(solver: Any, time_limit_s: float | None, *, is_mip: bool) -> Answer:
     if time_limit_s is not None:
         solver.setOptionValue("time_limit", solver.getRunTime() + time_limit_s)
     solver.run()
@@ -146,7 +146,6 @@ def _run(solver: Any, time_limit_s: float | None) -> Answer:
             f"({solver.modelStatusToString(status)})"
         )
     solution = solver.getSolution()
-    is_mip = solver.getLp().integrality_ != []
     objective = float(info.objective_function_value) if found else float("inf")
     return Answer(
         values=np.array(solution.col_value) if found else None,

@@ -13,7 +13,7 @@ from prefect.cache_policies import NO_CACHE
 
 from catalog.store import Catalog
 from planner.allocation.plan import Plan
-from planner.allocation.problem import AllocationInput
+from planner.allocation.problem import AllocationInput, stock_key
 from planner.allocation.solve import plan_allocation
 from planner.baselines.cauchy import plan_cauchy
 from planner.baselines.homo import plan_homo
@@ -173,13 +173,12 @@ def levers(data: AllocationInput) -> Iterator[tuple[str, Planner]]:
 
 def _best_domain(data: AllocationInput) -> Plan:
     """The best plan inside one of the four domains with most GPUs."""
-    types = {(o.domain, o.instance_type, o.market is Market.OWNED): o for o in data.offers}
     stock: dict[str, int] = {}
-    for offer in types.values():
+    for offer in {stock_key(offer): offer for offer in data.offers}.values():
         stock[offer.domain] = stock.get(offer.domain, 0) + offer.stock * offer.gpus
-    lenient = {
-        name: replace(rule, least_served=0.0, largest_domain_share=1.0)
-        for name, rule in data.rules.items()
+    alone = {
+        name: replace(rule, largest_domain_share=1.0)
+        for name, rule in data.without_promises().rules.items()
     }
     largest = sorted(stock, key=lambda name: (-stock[name], name))[:4]
     settings = replace(data.settings, deadline_s=data.settings.deadline_s / len(largest))
@@ -189,12 +188,12 @@ def _best_domain(data: AllocationInput) -> Plan:
                 data,
                 settings=settings,
                 offers=tuple(o for o in data.offers if o.domain == name),
-                rules=lenient,
+                rules=alone,
             )
         )
         for name in largest
     ]
-    return min(plans, key=lambda p: (round(p.weighted_shortfall, 6), p.objective_usd))
+    return Orders(tuple(plans)).best
 
 
 def plan_cases(cases: Sequence[Case], *, ablate: bool = False) -> list[Line]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from planner.allocation.check import check_plan
 from planner.allocation.limits import Limit
 from planner.allocation.load import SharedLoad, share_load
 from planner.allocation.plan import Binding, Plan, PlannedNodes, PlannedReplicas, WorkloadService
@@ -22,14 +23,6 @@ class Steps:
     cost: SolveReport
 
 
-@dataclass(frozen=True, slots=True)
-class Worth:
-    """What one more unit of each limit is worth in the linear relaxation."""
-
-    prices: Sequence[float]  # in the order of the limits
-    unit: str
-
-
 def shortfall_tolerance(data: AllocationInput) -> float:
     """What counts as no shortfall, weighted requests/s."""
     return SHORTFALL_TOLERANCE * max(1.0, data.weighted_demand)
@@ -44,11 +37,24 @@ def planned_nodes(data: AllocationInput, counts: Mapping[NodeKey, int]) -> tuple
     )
 
 
-def binding_of(limits: Sequence[Limit], used: Sequence[float], worth: Worth) -> tuple[Binding, ...]:
-    """Limits without room for one more, most valuable first."""
+def binding_of(
+    data: AllocationInput,
+    limits: Sequence[Limit],
+    used: Sequence[float],
+    duals: Sequence[float],
+    is_short: bool,
+) -> tuple[Binding, ...]:
+    """Limits without room for one more, most valuable first.
+
+    What one more unit is worth are the duals of the linear relaxation: of the shortfall where
+    demand falls short, else of the cost over the horizon.
+    """
+    scale = 1.0 if is_short else data.settings.horizon_hours
+    unit = "requests/s" if is_short else "USD/hour"
     found = [
-        Binding(limit, use, price, worth.unit)
-        for limit, use, price in zip(limits, used, worth.prices, strict=True)
+        Binding(limit, use, price, unit)
+        for limit, use, dual in zip(limits, used, duals, strict=True)
+        for price in [abs(dual) / scale]
         if limit.amount - use < limit.step * (1.0 - 1e-9) and (use > 0 or price > 0)
     ]
     return tuple(sorted(found, key=lambda b: (-b.worth, b.limit.text)))
@@ -62,11 +68,15 @@ def assemble(
     steps: Steps,
     solve_s: float,
 ) -> Plan:
-    """The plan of some replicas and nodes."""
+    """The plan of some replicas and nodes, rechecked on its integers.
+
+    Raises PlanCheckError; InfeasiblePlanError where these replicas can't keep A11.
+    """
     shared = share_load(data, counts)
     demand = data.weighted_demand
     short_gap = abs(steps.shortfall.objective - steps.shortfall.bound)
-    return Plan(
+    short_gap = short_gap / demand if demand else 0.0
+    plan = Plan(
         replicas=_replicas(data, counts, shared),
         nodes=nodes,
         services=tuple(
@@ -78,14 +88,17 @@ def assemble(
         egress_usd_per_hour=shared.egress_usd_per_hour,
         objective_usd=steps.cost.objective,
         bound_usd=steps.cost.bound,
-        gap=max(steps.cost.gap, short_gap / demand if demand else 0.0),
+        gap=max(steps.cost.gap, short_gap),
         proven=steps.cost.outcome is steps.shortfall.outcome is Outcome.PROVEN,
         solve_s=solve_s,
-        shortfall_gap=short_gap / demand if demand else 0.0,
+        shortfall_gap=short_gap,
     )
+    plan = replace(plan, objective_usd=_objective_usd(data, plan))
+    check_plan(data, plan)
+    return plan
 
 
-def objective_usd(data: AllocationInput, plan: Plan) -> float:
+def _objective_usd(data: AllocationInput, plan: Plan) -> float:
     """A0 of a plan over the horizon: rent, start-ups, drains and egress."""
     settings = data.settings
     running = {node_key(n.offer): n.count for n in plan.nodes}

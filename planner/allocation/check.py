@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 from planner.allocation.plan import Plan
-from planner.allocation.problem import AllocationInput
+from planner.allocation.problem import AllocationInput, StockKey, stock_key
 from planner.errors import CoralError
 from planner.types import Market, Phase
 
@@ -29,12 +29,12 @@ def _check_nodes(data: AllocationInput, plan: Plan) -> None:
         for name, count in planned.template.combination:
             needed[planned.domain, name] += count * planned.count
     rented: Counter[tuple[str, str]] = Counter()
-    used: Counter[tuple[str, str, bool]] = Counter()
-    stock = {(o.domain, o.instance_type, o.market is Market.OWNED): o.stock for o in data.offers}
+    used: Counter[StockKey] = Counter()
+    stock = {stock_key(offer): offer.stock for offer in data.offers}
     for nodes in plan.nodes:
         offer = nodes.offer
         rented[offer.domain, offer.node_class] += nodes.count
-        used[offer.domain, offer.instance_type, offer.market is Market.OWNED] += nodes.count
+        used[stock_key(offer)] += nodes.count
     if rented != needed:
         raise PlanCheckError("the plan rents other nodes than its replicas need (A1)")
     for place, count in used.items():

@@ -14,18 +14,15 @@ import numpy as np
 
 from planner.allocation.assemble import (
     Steps,
-    Worth,
     assemble,
     binding_of,
-    objective_usd,
     planned_nodes,
     shortfall_tolerance,
 )
-from planner.allocation.check import check_plan
 from planner.allocation.full_model import least_served_error
 from planner.allocation.model import AllocationModel
 from planner.allocation.plan import Binding, Plan
-from planner.allocation.problem import AllocationInput, node_key
+from planner.allocation.problem import AllocationInput
 from planner.allocation.search import LEAST_GAP, Effort, Relaxation, Search, relax
 from planner.errors import SolverStoppedError
 from planner.perf.grids import Floats
@@ -61,21 +58,15 @@ def plan_by_columns(
     model = AllocationModel(data)
     found = _Solve(model, effort, started, clock).run(start)
     values = _settle(model, found.values)
-    counts = model.replicas_of(values)
-    nodes = {node_key(offer): count for offer, count in model.nodes_of(values)}
+    counts, nodes = model.replicas_of(values), planned_nodes(data, model.nodes_of(values))
     binding = _binding(model, values, found.explained_by, found.is_short)
-    planned = planned_nodes(data, nodes)
-    plan = assemble(data, counts, planned, binding, found.steps, clock() - started)
-    plan = replace(
-        plan,
-        objective_usd=objective_usd(data, plan),
+    return replace(
+        assemble(data, counts, nodes, binding, found.steps, clock() - started),
         columns_seen=effort.columns_seen,
         columns_kept=effort.columns_kept,
         phase_seconds=dict(effort.seconds),
         history=tuple(effort.history),
     )
-    check_plan(data, plan)
-    return plan
 
 
 def binding_limits(data: AllocationInput, plan: Plan) -> tuple[Binding, ...]:
@@ -224,9 +215,7 @@ def _report(search: Search) -> SolveReport:
 
 def _settle(model: AllocationModel, values: Floats) -> Floats:
     """The cheapest nodes for the replicas, exactly as many as they use."""
-    lower, upper = model.program.lower.copy(), model.program.upper.copy()
     x = model.parts.replicas
-    lower[x] = upper[x] = values[x]
     used = model.program.matrix[:, x] @ values[x]
     others = np.setdiff1d(np.arange(values.size), x)
     part = model.program.of_columns(others).given(used)
@@ -245,9 +234,6 @@ def _settle(model: AllocationModel, values: Floats) -> Floats:
 def _binding(
     model: AllocationModel, values: Floats, explained: Relaxation, is_short: bool
 ) -> tuple[Binding, ...]:
-    scale = 1.0 if is_short else model.data.settings.horizon_hours
-    rows = list(model.limits)
+    rows, limits = list(model.limits), list(model.limits.values())
     used = (model.program.matrix @ values)[rows].tolist()
-    prices = (np.abs(explained.duals[rows]) / scale).tolist()
-    worth = Worth(prices, "requests/s" if is_short else "USD/hour")
-    return binding_of(list(model.limits.values()), used, worth)
+    return binding_of(model.data, limits, used, explained.duals[rows].tolist(), is_short)

@@ -131,7 +131,12 @@ class Decomposition:
             self._keep(block, values[block.columns])
 
     def next_prices(self) -> Floats:
-        """Prices at which the known plans together are worth most, near the best so far."""
+        """Prices at which the known plans together are worth most, near the best so far.
+
+        The first prices while nothing was evaluated at them.
+        """
+        if not np.isfinite(self.bound):
+            return self.prices
         links = self.linking.size
         mean = float(np.abs(self.prices).mean())
         scale = np.maximum(np.abs(self.prices), 0.02 * mean if mean > 0 else 1.0)

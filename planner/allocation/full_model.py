@@ -14,14 +14,11 @@ import pulp
 
 from planner.allocation.assemble import (
     Steps,
-    Worth,
     assemble,
     binding_of,
-    objective_usd,
     planned_nodes,
     shortfall_tolerance,
 )
-from planner.allocation.check import check_plan
 from planner.allocation.plan import Plan
 from planner.allocation.problem import (
     AllocationInput,
@@ -60,13 +57,11 @@ def plan_with_full_model(
     nodes = {key: round(v.value() or 0.0) for key, v in allocation.nodes.items()}
     used = [_used(allocation, name) for name in allocation.limits]
     short = steps.shortfall.objective > shortfall_tolerance(data)
-    worth = _worth(allocation, data, short)
-    binding = binding_of(list(allocation.limits.values()), used, worth)
+    limits = list(allocation.limits.values())
+    binding = binding_of(data, limits, used, _duals(allocation, short), short)
     plan = assemble(data, counts, planned_nodes(data, nodes), binding, steps, clock() - started)
-    plan = replace(plan, objective_usd=objective_usd(data, plan))
     if better:
         plan = replace(plan, history=((better[-1], plan.weighted_shortfall, plan.objective_usd),))
-    check_plan(data, plan)
     return plan
 
 
@@ -138,19 +133,16 @@ def _used(allocation: AllocationProblem, name: str) -> float:
     return allocation.limits[name].amount + slack
 
 
-def _worth(allocation: AllocationProblem, data: AllocationInput, short: bool) -> Worth:
-    """What one more unit of each limit is worth.
+def _duals(allocation: AllocationProblem, short: bool) -> list[float]:
+    """Shadow prices of the limits in the linear relaxation: of the cost, or of the shortfall.
 
-    Shadow prices in the linear relaxation: of the cost where all demand is served, of the
-    shortfall where it is not. Read the integer solution before: relaxing overwrites the variables.
+    Read the integer solution before: relaxing overwrites the variables.
     """
     problem = allocation.problem
     if short:
         problem.setObjective(allocation.shortfall)
     solve(problem, relax=True)
-    scale = 1.0 if short else data.settings.horizon_hours
-    prices = [abs(float(problem.constraints[name].pi or 0.0)) / scale for name in allocation.limits]
-    return Worth(prices, "requests/s" if short else "USD/hour")
+    return [float(problem.constraints[name].pi or 0.0) for name in allocation.limits]
 
 
 def least_served_error(data: AllocationInput) -> LeastServedError:

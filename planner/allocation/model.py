@@ -26,10 +26,16 @@ from planner.allocation.limits import (
     stock_limit,
 )
 from planner.allocation.plan import Plan
-from planner.allocation.problem import AllocationInput, node_key
+from planner.allocation.problem import (
+    AllocationInput,
+    NodeKey,
+    StockKey,
+    node_key,
+    stock_key,
+)
 from planner.perf.grids import Floats
 from planner.programs import Program, Rows
-from planner.types import Market, Offer, Phase
+from planner.types import Market, Phase
 
 NONE = -1  # domain or workload of a column that has none
 PHASES = (Phase.PREFILL, Phase.DECODE, Phase.AGGREGATED)
@@ -79,6 +85,14 @@ class AllocationModel:
     # Numbers of the input.
 
     @cached_property
+    def demand(self) -> Floats:
+        return np.array([workload.demand_rps for workload in self.data.workloads])
+
+    @cached_property
+    def weight(self) -> Floats:
+        return np.array([workload.weight for workload in self.data.workloads])
+
+    @cached_property
     def largest_rps(self) -> Floats:
         """What a domain may serve of a workload, shape (w, r): residency and A9."""
         rules = [self.data.rules_of(w.name) for w in self.data.workloads]
@@ -88,17 +102,16 @@ class AllocationModel:
                 for w, rule in zip(self.data.workloads, rules, strict=True)
             ]
         )
-        demand = np.array([w.demand_rps for w in self.data.workloads])
-        largest: Floats = share.reshape(demand.size, len(self.domains)) * demand[:, None]
+        shape = (self.demand.size, len(self.domains))
+        largest: Floats = share.reshape(shape) * self.demand[:, None]
         return largest
 
     @cached_property
-    def _stocks(self) -> Mapping[tuple[str, str, bool], list[int]]:
+    def _stocks(self) -> Mapping[StockKey, list[int]]:
         """Offers by what shares one stock (A2)."""
-        shared: dict[tuple[str, str, bool], list[int]] = {}
+        shared: dict[StockKey, list[int]] = {}
         for number, offer in enumerate(self.data.offers):
-            key = (offer.domain, offer.instance_type, offer.market is Market.OWNED)
-            shared.setdefault(key, []).append(number)
+            shared.setdefault(stock_key(offer), []).append(number)
         return dict(sorted(shared.items()))
 
     @cached_property
@@ -212,6 +225,14 @@ class AllocationModel:
         return flags
 
     @cached_property
+    def loads_of(self) -> Mapping[int, Rows]:
+        """Load columns of every replica column that serves several workloads."""
+        order = np.argsort(self.replica_of_load, kind="stable")
+        numbers, starts = np.unique(self.replica_of_load[order], return_index=True)
+        parts = np.split(self.parts.load[order], starts[1:]) if numbers.size else []
+        return dict(zip(self.parts.replicas[numbers].tolist(), parts, strict=True))
+
+    @cached_property
     def family(self) -> Rows:
         """Workloads that share replicas as one number, of every column; -1 of nodes."""
         of_workload = np.arange(len(self.data.workloads))
@@ -295,20 +316,17 @@ class AllocationModel:
 
     def _demand_rows(self) -> None:
         """A6, and the row that holds the weighted shortfall."""
-        demand = np.array([w.demand_rps for w in self.data.workloads])
-        weight = np.array([w.weight for w in self.data.workloads])
-        rows = self._rows(demand.size, demand, INFINITE)
+        rows = self._rows(self.demand.size, self.demand, INFINITE)
         self._put(rows, self.parts.short, 1.0)
         for columns in (self.parts.paired, self.parts.mixed):
             self._put(rows[self._served[0]], columns, 1.0)
         row = self._rows(1, -INFINITE, INFINITE)
-        self._put(np.repeat(row, weight.size), self.parts.short, weight)
+        self._put(np.repeat(row, self.weight.size), self.parts.short, self.weight)
         self.shortfall_row = int(row[0])
         self.demand_rows = rows
-        self.weight = weight
 
     def _option_rows(self) -> None:
-        """A7 to A10."""
+        """A7 to A11."""
         data, options, y = self.data, self.data.options, self.parts.nodes
         for quota in options.quotas:
             used = [o.vcpus * quota.covers(o) for o in data.offers]
@@ -330,6 +348,10 @@ class AllocationModel:
         if options.budget_usd_per_hour is not None:
             prices = [o.price_usd_per_hour for o in data.offers]
             self._limit(budget_limit(options.budget_usd_per_hour, rented), y, prices)
+        for missed, w in zip(self.parts.missed, self._promised, strict=True):
+            workload = data.workloads[w]
+            limit = least_served_limit(workload, data.rules_of(workload.name).least_served)
+            self._limit(limit, np.array([self.parts.short[w], missed]), [1.0, -1.0])
 
     def _limit(self, limit: Limit, columns: Rows, values: Sequence[float]) -> None:
         row = self._rows(1, -INFINITE, limit.amount)
@@ -367,14 +389,8 @@ class AllocationModel:
         )
         largest = np.where(spread[self._served[0]], INFINITE, self.largest_rps[self._served])
         upper[parts.paired] = upper[parts.mixed] = largest
-        upper[parts.short] = [w.demand_rps for w in data.workloads]
+        upper[parts.short] = self.demand
         upper[parts.missed] = 0.0
-        for missed, w in zip(parts.missed, self._promised, strict=True):  # A11
-            workload = data.workloads[w]
-            limit = least_served_limit(workload, data.rules_of(workload.name).least_served)
-            row = self._rows(1, -INFINITE, limit.amount)
-            self._put(np.repeat(row, 2), np.array([parts.short[w], missed]), np.array([1.0, -1.0]))
-            self.limits[int(row[0])] = limit
         integer = np.zeros(total, dtype=bool)
         integer[parts.replicas] = integer[parts.nodes] = True
         lower, top = np.concatenate(self._lower), np.concatenate(self._upper)
@@ -394,7 +410,7 @@ class AllocationModel:
         """The plan that rents nothing: what runs is given back."""
         values = np.zeros(self.template.size)
         values[self.parts.dropped] = self._held[self._moved]
-        values[self.parts.short] = [workload.demand_rps for workload in self.data.workloads]
+        values[self.parts.short] = self.demand
         return values
 
     def values_of(self, plan: Plan) -> Floats:
@@ -445,7 +461,7 @@ class AllocationModel:
             for x in self.parts.replicas[values[self.parts.replicas] > 0.5].tolist()
         }
 
-    def nodes_of(self, values: Floats) -> list[tuple[Offer, int]]:
+    def nodes_of(self, values: Floats) -> dict[NodeKey, int]:
         """Nodes by offer of a solution."""
         counts = np.rint(values[self.parts.nodes]).astype(int).tolist()
-        return [(o, n) for o, n in zip(self.data.offers, counts, strict=True) if n > 0]
+        return {node_key(o): n for o, n in zip(self.data.offers, counts, strict=True)}

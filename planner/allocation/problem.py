@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pulp
 
@@ -25,6 +25,7 @@ from planner.errors import MarketError, NoTemplateError
 from planner.types import DISAGGREGATED, Market, Offer, Phase, Template, Workload
 
 NodeKey = tuple[str, str, Market]  # domain, instance type, market
+StockKey = tuple[str, str, bool]  # domain, instance type, owned: what shares one stock (A2)
 LoadKey = tuple[str, int, str]  # workload, template index, domain
 
 
@@ -107,6 +108,11 @@ class AllocationInput:
         gib = tokens * self.options.bytes_per_token / 2**30
         return gib * self.options.egress_usd_per_gib.get(domain, 0.0)
 
+    def without_promises(self) -> AllocationInput:
+        """The same without least served shares."""
+        rules = {name: replace(rule, least_served=0.0) for name, rule in self.rules.items()}
+        return replace(self, rules=rules)
+
     @property
     def weighted_demand(self) -> float:
         return sum(w.weight * w.demand_rps for w in self.workloads)
@@ -175,6 +181,11 @@ def node_key(offer: Offer) -> NodeKey:
     return (offer.domain, offer.instance_type, offer.market)
 
 
+def stock_key(offer: Offer) -> StockKey:
+    """What identifies the stock that an offer draws on."""
+    return (offer.domain, offer.instance_type, offer.market is Market.OWNED)
+
+
 def _variables(data: AllocationInput) -> AllocationProblem:
     classes = {r: {o.node_class for o in data.offers if o.domain == r} for r in data.domains}
     names = {workload.name for workload in data.workloads}
@@ -222,10 +233,9 @@ def _nodes_cover_replicas(allocation: AllocationProblem, data: AllocationInput) 
 
 
 def _stock(allocation: AllocationProblem, data: AllocationInput) -> None:
-    shared: dict[tuple[str, str, bool], list[Offer]] = {}
+    shared: dict[StockKey, list[Offer]] = {}
     for offer in data.offers:
-        owned = offer.market is Market.OWNED
-        shared.setdefault((offer.domain, offer.instance_type, owned), []).append(offer)
+        shared.setdefault(stock_key(offer), []).append(offer)
     for row, ((_, _, owned), offers) in enumerate(sorted(shared.items())):
         kind = "owned" if owned else "stock"
         stock = max(offer.stock for offer in offers)

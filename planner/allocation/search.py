@@ -9,7 +9,7 @@ Source: docs/formulation.md, section 5.2.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -79,12 +79,11 @@ def relax(
     """
     parts = model.parts
     matrix = program.matrix.T.tocsr()
-    loads = _loads_by_replica(model)
     inside = np.zeros(program.columns, dtype=bool)
 
     def with_loads(replicas: Rows) -> Rows:
-        numbers = (replicas - parts.replicas[0]).tolist() if loads else []
-        return np.concatenate([replicas, *(loads[x] for x in numbers if x in loads)])
+        loads = model.loads_of
+        return np.concatenate([replicas, *(loads[x] for x in replicas.tolist() if x in loads)])
 
     others = np.setdiff1d(np.arange(program.columns), np.concatenate([parts.replicas, parts.load]))
     first = others
@@ -123,13 +122,6 @@ def relax(
     return Relaxation(answer.objective, answer.duals, waste, values, tried)
 
 
-def _loads_by_replica(model: AllocationModel) -> dict[int, Rows]:
-    order = np.argsort(model.replica_of_load, kind="stable")
-    numbers, starts = np.unique(model.replica_of_load[order], return_index=True)
-    parts = np.split(model.parts.load[order], starts[1:]) if numbers.size else []
-    return dict(zip(numbers.tolist(), parts, strict=True))
-
-
 def _best_loads(model: AllocationModel, program: Program, reduced: Floats) -> Floats:
     """What the best load of each replica is worth, at most 0; rows of A4 are not there yet."""
     best = np.zeros(model.parts.replicas.size)
@@ -159,7 +151,6 @@ class Search:
         scale: float,
         effort: Effort,
         pool: Rows | None = None,
-        seed: int = 0,
     ) -> None:
         self.model, self.program, self.effort = model, program, effort
         self.gap_asked, self.scale = gap, scale
@@ -171,10 +162,8 @@ class Search:
         self.bound = self.relaxation.objective
         self.share = FIRST_SHARE
         self._blocks: list[Decomposition] | None = None
-        self.random = np.random.default_rng(seed)
-        replicas = model.parts.replicas
-        used = self.relaxation.values[replicas] > NEGLIGIBLE
-        self.kept = set(replicas[used].tolist())
+        self.random = np.random.default_rng(0)
+        self.kept = model.is_replica & (self.relaxation.values > NEGLIGIBLE)
 
     def follow(self, other: Search) -> None:
         """Go on from a search whose objective is nowhere larger: its plan, columns and bound."""
@@ -203,8 +192,8 @@ class Search:
             return False
         values = np.where(self.program.integer, np.rint(values), values)
         objective = float(self.program.cost @ values)
-        model, replicas = self.model, self.model.parts.replicas
-        self.kept.update(replicas[values[replicas] > 0.5].tolist())
+        model = self.model
+        self.kept |= model.is_replica & (values > 0.5)
         cost, short = float(model.program.cost @ values), float(model.shortfall @ values)
         known = self.serving_all
         if short <= shortfall_tolerance(model.data) and (
@@ -237,7 +226,9 @@ class Search:
             if self.model.parts.replicas.size <= SMALL:
                 self._whole(0.4 * left())
             self._blocks = self._decompositions()
-            self._first_prices(self._blocks, left, blocks_s)
+            for each in self._blocks:
+                if not self.done and left() > 0.05:
+                    self._step(each, min(left(), blocks_s))
         decompositions = self._blocks
         turn, resting = 0, 0
         while not self.done and left() > 0.05:
@@ -260,34 +251,16 @@ class Search:
                 found.append(Decomposition(self.program, labels, self.relaxation.duals))
         return found
 
-    def _first_prices(
-        self, decompositions: list[Decomposition], left: Callable[[], float], blocks_s: float
-    ) -> None:
-        for each in decompositions:
-            if not self.done and left() > 0.05:
-                with self.effort.timed("blocks"):
-                    each.evaluate(each.prices, min(left(), blocks_s))
-                self.raise_bound(each.bound)
-                self._recombine(each, min(left(), 1.0))
-
     def _step(self, blocks: Decomposition, seconds: float) -> None:
-        if seconds <= 0:
-            return
         with self.effort.timed("blocks"):
-            known = np.isfinite(blocks.bound)
-            blocks.evaluate(blocks.next_prices() if known else blocks.prices, seconds)
+            blocks.evaluate(blocks.next_prices(), seconds)
         self.raise_bound(blocks.bound)
-        self._recombine(blocks, min(seconds, 1.0))
-
-    def _recombine(self, blocks: Decomposition, seconds: float) -> None:
-        if seconds <= 0:
-            return
         for block in blocks.blocks:
             for plan in block.plans[-1:]:
                 used = block.columns[plan.values > 0.5]
-                self.kept.update(used[self.model.is_replica[used]].tolist())
+                self.kept[used[self.model.is_replica[used]]] = True
         with self.effort.timed("recombination"):
-            found = blocks.recombine(seconds, self.gap_asked / 2, self.objective)
+            found = blocks.recombine(min(seconds, 1.0), self.gap_asked / 2, self.objective)
             if found is not None and self.offer(found):
                 blocks.add(found)
 
@@ -295,8 +268,7 @@ class Search:
         """All columns at once."""
         if self.done or seconds <= 0.05:
             return
-        kept = max(self.effort.columns_kept, self.program.columns)
-        self.effort.columns_kept = kept
+        self.effort.columns_kept = self.program.columns
         with self.effort.timed("whole"):
             found = solve_program(
                 self.program, time_limit_s=seconds, relative_gap=self.gap_asked, start=self.values
@@ -310,22 +282,18 @@ class Search:
         if self.done or seconds <= 0.05:
             return
         replicas = self.model.parts.replicas
-        cheap = self.relaxation.waste
-        most = min(replicas.size, NEIGHBOURHOOD_COLUMNS)
-        best = replicas[np.argpartition(cheap, most - 1)[:most]] if most else replicas
-        kept = np.array(sorted(self.kept), dtype=np.intp)
         base = np.zeros(self.program.columns)
         base[replicas] = np.floor(self.relaxation.values[replicas] + NEGLIGIBLE)
         with self.effort.timed("rounding"):
-            self._solve_free(self._free(np.union1d(best, kept)), seconds, base)
+            free = self._free(self._thrifty(self.model.is_replica) | self.kept)
+            self._solve_free(free, seconds, base)
 
     def _pool(self, seconds: float) -> None:
         """Columns that some plan or the relaxation uses."""
         if self.done or seconds <= 0.05:
             return
         with self.effort.timed("pool"):
-            free = self._free(np.array(sorted(self.kept), dtype=np.intp))
-            self._solve_free(free, seconds)
+            self._solve_free(self._free(self.kept), seconds)
 
     def _neighbourhoods(self, seconds: float) -> None:
         """Domains or workloads of the best plan, solved again; more at once while that is easy."""
@@ -349,22 +317,24 @@ class Search:
         wanted = int(self.share * names.size + self.random.random())
         count = min(names.size, max(least, wanted))
         chosen = np.isin(labels, self.random.choice(names, count, replace=False))
-        replicas = self.model.parts.replicas[chosen[self.model.parts.replicas]]
-        cheap = self.relaxation.waste[replicas - self.model.parts.replicas[0]]
-        if replicas.size > NEIGHBOURHOOD_COLUMNS:
-            replicas = replicas[
-                np.argpartition(cheap, NEIGHBOURHOOD_COLUMNS)[:NEIGHBOURHOOD_COLUMNS]
-            ]
-        kept = np.array(sorted(self.kept), dtype=np.intp)
-        return self._free(np.union1d(replicas, kept[chosen[kept]]))
+        replicas = chosen & self.model.is_replica
+        return self._free(self._thrifty(replicas) | (self.kept & replicas))
 
-    def _free(self, replicas: Rows) -> Flags:
+    def _thrifty(self, replicas: Flags) -> Flags:
+        """Of some replicas those of least waste, as many as a neighbourhood has."""
+        waste = self.relaxation.waste[replicas[self.model.parts.replicas]]
+        if waste.size <= NEIGHBOURHOOD_COLUMNS:
+            return replicas
+        best = np.argpartition(waste, NEIGHBOURHOOD_COLUMNS)[:NEIGHBOURHOOD_COLUMNS]
+        thrifty = np.zeros_like(replicas)
+        thrifty[np.flatnonzero(replicas)[best]] = True
+        return thrifty
+
+    def _free(self, replicas: Flags) -> Flags:
         """Some replicas with their loads, and all other columns, free to change."""
-        free = ~self.model.is_replica
-        free[self.model.parts.load] = False
-        free[replicas] = True
-        position = np.flatnonzero(free[self.model.parts.replicas])
-        free[self.model.parts.load[np.isin(self.model.replica_of_load, position)]] = True
+        parts = self.model.parts
+        free = ~self.model.is_replica | replicas
+        free[parts.load] = replicas[parts.replicas[self.model.replica_of_load]]
         return free
 
     def _solve_free(self, free: Flags, seconds: float, base: Floats | None = None) -> bool:

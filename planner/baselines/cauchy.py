@@ -7,15 +7,14 @@ GPU each; within a pair the plan is solved to its optimum.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from itertools import product
 
 from planner.allocation.plan import Plan
-from planner.allocation.problem import AllocationInput, NodeKey, node_key
+from planner.allocation.problem import AllocationInput
 from planner.allocation.solve import plan_allocation
 from planner.baselines.homo_joint import with_pure_templates
-from planner.baselines.sequential import Orders, left_over, plan_in_orders, plan_of
+from planner.baselines.sequential import Orders, PartPlans, plan_in_orders
 from planner.types import Phase, Template
 
 NEGLIGIBLE = 1e-6  # of the demand
@@ -30,31 +29,20 @@ def plan_cauchy(data: AllocationInput) -> Orders:
 
 def _plan_one(data: AllocationInput) -> Plan:
     workload = data.workloads[0]
-    counts: Counter[tuple[int, str]] = Counter()
-    used: Counter[NodeKey] = Counter()
-    missing, seconds = workload.demand_rps, 0.0
+    parts, missing = PartPlans(data), workload.demand_rps
     for prefill, decode in _ranked(data):
         if missing <= NEGLIGIBLE * workload.demand_rps:
             break
-        chosen = {
-            index: template
-            for index, template in enumerate(data.templates)
+        templates = tuple(
+            template
+            for template in data.templates
             if _gpu(template) == (prefill if template.phase is Phase.PREFILL else decode)
-        }
-        numbers = {template.id: index for index, template in chosen.items()}
-        part = replace(
-            left_over(data, used),
-            templates=tuple(chosen.values()),
-            workloads=(replace(workload, demand_rps=missing),),
         )
-        plan = plan_allocation(part)
-        seconds += plan.solve_s
-        for planned in plan.replicas:
-            counts[numbers[planned.template.id], planned.domain] += planned.count
-        for nodes in plan.nodes:
-            used[node_key(nodes.offer)] += nodes.count
+        rest = (replace(workload, demand_rps=missing),)
+        plan = plan_allocation(replace(parts.left_over(), templates=templates, workloads=rest))
+        parts.add(plan)
         missing = plan.services[0].short_rps
-    return plan_of(data, counts, used, seconds)
+    return parts.plan()
 
 
 def _ranked(data: AllocationInput) -> list[tuple[str, str]]:

@@ -21,8 +21,7 @@ def plan_homo_joint(data: AllocationInput, max_nodes: int | None = None) -> Plan
     A workload that no single class can serve stays short, as it would be with such a planner, also
     where the scenario asks for a least served share.
     """
-    lenient = {name: replace(rule, least_served=0.0) for name, rule in data.rules.items()}
-    return plan_allocation(replace(with_pure_templates(data, max_nodes), rules=lenient))
+    return plan_allocation(with_pure_templates(data, max_nodes).without_promises())
 
 
 def with_pure_templates(data: AllocationInput, max_nodes: int | None = None) -> AllocationInput:

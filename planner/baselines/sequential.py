@@ -11,12 +11,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from planner.allocation.assemble import Steps, assemble, objective_usd, planned_nodes
-from planner.allocation.check import check_plan
+from planner.allocation.assemble import Steps, assemble, planned_nodes
 from planner.allocation.plan import Plan
-from planner.allocation.problem import AllocationInput, NodeKey, node_key
+from planner.allocation.problem import (
+    AllocationInput,
+    NodeKey,
+    StockKey,
+    node_key,
+    stock_key,
+)
 from planner.solver import Outcome, SolveReport
-from planner.types import Market, Workload
+from planner.types import Workload
 
 MOST_ORDERS = 6
 
@@ -65,41 +70,46 @@ def plan_sequentially(data: AllocationInput, order: Sequence[Workload], plan_one
 
     Least served shares are not promised: who comes last may find nothing.
     """
-    used: Counter[NodeKey] = Counter()
-    counts: Counter[tuple[int, str]] = Counter()
-    numbers = {template.id: index for index, template in enumerate(data.templates)}
-    seconds = 0.0
+    parts = PartPlans(data.without_promises())
     for workload in order:
         templates = tuple(t for t in data.templates if t.serves.get(workload.name, 0.0) > 0)
-        alone = replace(
-            left_over(data, used),
-            workloads=(workload,),
-            templates=templates,
-            rules={
-                name: replace(rule, least_served=0.0)
-                for name, rule in data.rules.items()
-                if name == workload.name
-            },
-        )
-        plan = plan_one(alone)
-        seconds += plan.solve_s
+        left = parts.left_over()
+        parts.add(plan_one(replace(left, workloads=(workload,), templates=templates)))
+    return parts.plan()
+
+
+class PartPlans:
+    """Plans of parts of an input, added up."""
+
+    def __init__(self, data: AllocationInput) -> None:
+        self.data = data
+        self._numbers = {template.id: index for index, template in enumerate(data.templates)}
+        self._counts: Counter[tuple[int, str]] = Counter()
+        self._used: Counter[NodeKey] = Counter()
+        self._seconds = 0.0
+
+    def add(self, plan: Plan) -> None:
+        self._seconds += plan.solve_s
         for planned in plan.replicas:
-            counts[numbers[planned.template.id], planned.domain] += planned.count
+            self._counts[self._numbers[planned.template.id], planned.domain] += planned.count
         for nodes in plan.nodes:
-            used[node_key(nodes.offer)] += nodes.count
-    return plan_of(data, counts, used, seconds)
+            self._used[node_key(nodes.offer)] += nodes.count
+
+    def left_over(self) -> AllocationInput:
+        """The input on what no part has taken."""
+        return _left_over(self.data, self._used)
+
+    def plan(self) -> Plan:
+        return plan_of(self.data, self._counts, self._used, self._seconds)
 
 
-def left_over(data: AllocationInput, used: Counter[NodeKey]) -> AllocationInput:
+def _left_over(data: AllocationInput, used: Counter[NodeKey]) -> AllocationInput:
     """The input without the nodes that are taken already."""
-    taken: Counter[tuple[str, str, bool]] = Counter()
-    for (domain, name, market), count in used.items():
-        taken[domain, name, market is Market.OWNED] += count
-    offers = tuple(
-        replace(o, stock=o.stock - taken[o.domain, o.instance_type, o.market is Market.OWNED])
-        for o in data.offers
-    )
     by_key = {node_key(offer): offer for offer in data.offers}
+    taken: Counter[StockKey] = Counter()
+    for key, count in used.items():
+        taken[stock_key(by_key[key])] += count
+    offers = tuple(replace(o, stock=o.stock - taken[stock_key(o)]) for o in data.offers)
     spent = sum(by_key[key].price_usd_per_hour * count for key, count in used.items())
     options = replace(
         data.options,
@@ -128,11 +138,5 @@ def plan_of(
     """The checked plan of some replicas and nodes; nothing is proven of it."""
     unproven = SolveReport(Outcome.INCUMBENT, 0.0, 0.0, 0.0)
     chosen = {key: count for key, count in counts.items() if count}
-    lenient = {name: replace(rule, least_served=0.0) for name, rule in data.rules.items()}
-    data = replace(data, rules=lenient)
-    plan = assemble(
-        data, chosen, planned_nodes(data, nodes), (), Steps(unproven, unproven), seconds
-    )
-    plan = replace(plan, objective_usd=objective_usd(data, plan))
-    check_plan(data, plan)
-    return plan
+    steps = Steps(unproven, unproven)
+    return assemble(data, chosen, planned_nodes(data, nodes), (), steps, seconds)
