@@ -208,12 +208,24 @@ def m005_effort(connection: duckdb.DuckDBPyConnection) -> None:
     )
 
 
+def m006_class_worth(connection: duckdb.DuckDBPyConnection) -> None:
+    """What one more node of every class would have been worth to a plan."""
+    connection.execute(
+        """
+        CREATE TABLE allocation_class_worth (
+            allocation_id TEXT NOT NULL, node_class TEXT NOT NULL, domain TEXT NOT NULL,
+            worth DOUBLE NOT NULL, worth_unit TEXT NOT NULL);
+        """
+    )
+
+
 MIGRATIONS: tuple[Migration, ...] = (
     m001_seed_tables,
     m002_decisions,
     m003_views,
     m004_searches,
     m005_effort,
+    m006_class_worth,
 )
 
 

@@ -267,12 +267,14 @@ def read_shares(
     ).fetchall()
 
 
-def read_latest_plan(connection: duckdb.DuckDBPyConnection, scenario: str) -> StoredPlan | None:
-    """The plan that the fleet of a scenario was last brought to; None before the first."""
+def read_latest_plan(
+    connection: duckdb.DuckDBPyConnection, scenario: str, *, applied: bool = True
+) -> StoredPlan | None:
+    """Coral's latest plan of a scenario, or the one its fleet was last brought to; None if none."""
     rows = connection.execute(
-        "SELECT allocation_id, decision_id, fingerprint FROM allocation "
-        "WHERE scenario = ? AND applied ORDER BY created_at DESC LIMIT 1",
-        [scenario],
+        "SELECT allocation_id, decision_id, fingerprint FROM allocation WHERE scenario = ? "
+        "AND planner = 'coral' AND (applied OR NOT ?) ORDER BY created_at DESC LIMIT 1",
+        [scenario, applied],
     ).fetchall()
     if not rows:
         return None

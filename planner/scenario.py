@@ -23,6 +23,7 @@ from planner.types import (
     Phase,
     Slo,
     Workload,
+    gpu_of,
 )
 
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
@@ -309,7 +310,7 @@ def _node_class(name: str, spec: ScenarioSpec, known: Known, where: str) -> Node
     """The class as the scenario's own clouds give it: the slowest network among its types."""
     everywhere = {kind.node.name for kind in known.instance_types}
     if name not in everywhere:
-        gpu = name.rsplit(" x", 1)[0]
+        gpu = gpu_of(name)
         if gpu not in known.gpus:
             raise UnknownNameError("GPU", gpu, known.gpus, f"node class {name!r} of {where}")
         raise UnknownNameError("node class", name, everywhere, where)
