@@ -219,6 +219,17 @@ def m006_class_worth(connection: duckdb.DuckDBPyConnection) -> None:
     )
 
 
+def m007_demand_history(connection: duckdb.DuckDBPyConnection) -> None:
+    """Rates of streams of requests over days, for forecasts."""
+    connection.execute(
+        """
+        CREATE TABLE demand_history (
+            series TEXT NOT NULL, window_start TIMESTAMP NOT NULL, window_minutes DOUBLE NOT NULL,
+            requests_per_s DOUBLE NOT NULL, source TEXT NOT NULL);
+        """
+    )
+
+
 MIGRATIONS: tuple[Migration, ...] = (
     m001_seed_tables,
     m002_decisions,
@@ -226,6 +237,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     m004_searches,
     m005_effort,
     m006_class_worth,
+    m007_demand_history,
 )
 
 

@@ -97,6 +97,17 @@ def read_trace_rps(connection: duckdb.DuckDBPyConnection) -> dict[str, list[floa
     return {trace: list(values) for trace, values in rows}
 
 
+def read_demand_histories(
+    connection: duckdb.DuckDBPyConnection,
+) -> list[tuple[str, float, list[float], float]]:
+    """Series, minutes of its windows, their rates (requests/s, oldest first), minutes they span."""
+    return connection.execute(
+        "SELECT series, any_value(window_minutes), list(requests_per_s ORDER BY window_start), "
+        "date_diff('second', min(window_start), max(window_start)) / 60.0 "
+        "+ any_value(window_minutes) FROM demand_history GROUP BY series ORDER BY series"
+    ).fetchall()
+
+
 def read_prices(
     connection: duckdb.DuckDBPyConnection,
 ) -> list[tuple[str, str | None, str, str, str, float]]:

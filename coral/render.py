@@ -177,6 +177,11 @@ def print_plan(result: AllocationResult) -> None:
         )
     console.print(table)
     _print_services(console, plan)
+    for name, forecast in scenario.forecasts.items():
+        console.print(
+            f"Demand of {name} is a forecast: {forecast.rate_rps / forecast.level_rps:.2f} times "
+            "the latest level."
+        )
     for line in describe_rules(scenario.rules, plan):
         console.print(line)
     _print_cost(console, result)
