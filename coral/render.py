@@ -235,6 +235,10 @@ def round_summary(result: Round) -> dict[str, Any]:
         "launched": result.applied.launched,
         "failed": result.applied.failed,
         "terminated": result.applied.terminated,
+        "replicas_kept": len(result.replicas.kept),
+        "replicas_started": len(result.replicas.started),
+        "replicas_ended": len(result.replicas.ended),
+        "stopped": result.stopped,
         "nodes": result.nodes,
         "cost_usd_per_hour": round(result.cost_usd_per_hour, 4),
         "decision_id": result.decision.decision_id if result.decision else None,
@@ -245,10 +249,17 @@ def print_round(result: Round) -> None:
     """What one round of operation did."""
     applied = result.applied
     console = make_console()
-    console.print(f"{result.why[0].upper()}{result.why[1:]}.")
+    why = f"{result.why[0].upper()}{result.why[1:]}."
+    console.print(f"[bold red]{why}[/bold red]" if result.stopped else why)
     if not applied.nothing:
         failed = f", {applied.failed} failed to launch" if applied.failed else ""
         console.print(f"{applied.launched} launched{failed}, {applied.terminated} terminated.")
+    changes = result.replicas
+    if changes.started or changes.ended:
+        console.print(
+            f"Replicas: {len(changes.kept)} kept, {len(changes.started)} started, "
+            f"{len(changes.ended)} ended."
+        )
     console.print(f"{result.nodes} nodes held, ${result.cost_usd_per_hour:.2f}/h.")
 
 
