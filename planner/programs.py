@@ -68,7 +68,7 @@ class Answer:
 
     values: Floats | None
     objective: float
-    bound: float
+    bound: float  # infinite where it is proven that there is no solution
     proven: bool  # within the gap asked for
     duals: Floats  # of rows; of linear programs only
 
@@ -150,7 +150,7 @@ def _run(solver: Any, time_limit_s: float | None, *, is_mip: bool) -> Answer:
     return Answer(
         values=np.array(solution.col_value) if found else None,
         objective=objective,
-        bound=float(info.mip_dual_bound) if is_mip else objective,
+        bound=float(info.mip_dual_bound) if is_mip and not infeasible else objective,
         proven=status == statuses.kOptimal,
         duals=np.array(solution.row_dual),
     )

@@ -19,22 +19,10 @@ from scipy import sparse
 from planner.allocation.plan import Plan
 from planner.allocation.problem import AllocationInput, AllocationSettings
 from planner.allocation.solve import plan_allocation
+from planner.baselines.plain import plain_template, plain_workload
 from planner.errors import InputError, MissingProfileError, NoTemplateError, SolverStoppedError
 from planner.programs import Program, solve_program
-from planner.types import (
-    Lengths,
-    Market,
-    ModelSpec,
-    Offer,
-    Phase,
-    Placement,
-    Provenance,
-    Slo,
-    Stage,
-    StageNode,
-    Template,
-    Workload,
-)
+from planner.types import Market, Offer
 
 RELATIVE_GAP = 1e-9  # of a cost: both programs are small
 DOMAIN = "melange"
@@ -172,13 +160,13 @@ def plan_coral(case: MelangeCase, *, deadline_s: float = 60.0) -> GpuPlan:
 def coral_input(case: MelangeCase, deadline_s: float = 60.0) -> AllocationInput:
     """One domain, on-demand GPUs without end, a workload per bucket, a template per GPU type."""
     demanded = [b for b, demand in enumerate(case.demand_rps) if demand > 0]
-    workloads = [_workload(case.buckets[b], case.demand_rps[b]) for b in demanded]
+    workloads = [plain_workload(case.buckets[b], case.demand_rps[b]) for b in demanded]
     templates, offers = [], []
     for name, gpu in case.gpus.items():
         serves = {case.buckets[b]: gpu.serves_rps[b] for b in demanded if gpu.serves_rps[b] > 0}
         if serves:
             load = sum(w.demand_rps / serves[w.name] for w in workloads if w.name in serves)
-            templates.append(_template(name, serves))
+            templates.append(plain_template(name, ((name, 1),), serves))
             offers.append(
                 Offer(
                     DOMAIN, name, name, Market.ON_DEMAND, gpu.price_usd_per_hour,
@@ -197,28 +185,3 @@ def coral_input(case: MelangeCase, deadline_s: float = 60.0) -> AllocationInput:
 
 def _serves_all(plan: Plan) -> bool:
     return all(service.short_rps <= 1e-6 * service.demand_rps for service in plan.services)
-
-
-# What a workload and a template need and neither program looks at.
-_MODEL = ModelSpec("melange", "fp16", 1, 1, 1, 1, 1, 1, 0, 0, 0, 1, 2.0, 0.0, 1, 0, 0, 1, 1)
-_LENGTHS = Lengths("melange", 1.0, 1.0, 1.0, 1.0)
-_SLO = Slo(1.0, 1.0)
-
-
-def _workload(bucket: str, demand_rps: float) -> Workload:
-    return Workload(bucket, _MODEL, _MODEL.dtype, _SLO, _LENGTHS, demand_rps)
-
-
-def _template(gpu: str, serves: Mapping[str, float]) -> Template:
-    first, *others = serves
-    stage = Stage(0, 1, (StageNode(gpu, 1, 1, 1),))
-    return Template(
-        gpu,
-        first,
-        Phase.AGGREGATED,
-        ((gpu, 1),),
-        Placement((stage,), 1, 1, 1.0, 1.0, serves[first]),
-        serves[first],
-        Provenance.MEASURED,
-        {name: serves[name] for name in others},
-    )
