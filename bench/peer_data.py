@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.baselines.helix_flow import SINK, SOURCE, NodeLayers
+from planner.baselines.helix_regions import Regions
 from planner.baselines.melange import GpuType, MelangeCase
 from planner.placement.rates import RateTable
 from planner.types import Combination, combination_of
@@ -68,7 +69,7 @@ class PublishedHelix:
     cluster: str
     model: str
     table: RateTable
-    nodes: Mapping[str, tuple[str, ...]]  # node numbers by machine type
+    nodes: Mapping[str, Mapping[str, tuple[str, ...]]]  # node numbers by region, machine type
     links: Mapping[tuple[str, str], float]  # tokens/s; of the pairs that have a link of their own
     inner_link: float  # tokens/s between any other two nodes
     outer_link: float  # and between one and the coordinator
@@ -76,8 +77,37 @@ class PublishedHelix:
     saved: tuple[SavedPlan, ...]
 
     @property
+    def pooled(self) -> Mapping[str, tuple[str, ...]]:
+        """Node numbers by machine type."""
+        found: dict[str, tuple[str, ...]] = {}
+        for of_region in self.nodes.values():
+            for machine, ids in of_region.items():
+                found[machine] = found.get(machine, ()) + ids
+        return found
+
+    @property
     def machines(self) -> Combination:
-        return combination_of({machine: len(ids) for machine, ids in self.nodes.items()})
+        return combination_of({machine: len(ids) for machine, ids in self.pooled.items()})
+
+    @property
+    def regions(self) -> Regions:
+        """Machines by region, with the slowest link between two."""
+        region_of = {
+            node: region
+            for region, of_region in self.nodes.items()
+            for ids in of_region.values()
+            for node in ids
+        }
+        slowest: dict[tuple[str, str], float] = {}
+        for (start, end), rate in self.links.items():
+            if start in region_of and end in region_of and region_of[start] != region_of[end]:
+                pair = (region_of[start], region_of[end])
+                slowest[pair] = min(slowest.get(pair, rate), rate)
+        machines = {
+            region: combination_of({machine: len(ids) for machine, ids in of_region.items()})
+            for region, of_region in self.nodes.items()
+        }
+        return Regions(machines, slowest)
 
     def link(self, start: str, end: str) -> float:
         """Tokens/s of one link."""
@@ -120,12 +150,11 @@ def helix_cases() -> Iterator[PublishedHelix]:
 def helix_case(cluster: str, model: str, saved: tuple[SavedPlan, ...] = ()) -> PublishedHelix:
     """A cluster ('cluster24') or the machines of one type in it ('cluster24-t4') with a model."""
     whole, _, part = cluster.partition("-")
-    nodes: dict[str, tuple[str, ...]] = {}
+    nodes: dict[str, dict[str, tuple[str, ...]]] = {}
     for row in _rows("helix_clusters"):
         if row["cluster"] == whole and part in {"", row["machine"].lower()}:
-            nodes[row["machine"]] = nodes.get(row["machine"], ()) + tuple(
-                row["node_ids"].split(";")
-            )
+            ids = tuple(row["node_ids"].split(";"))
+            nodes.setdefault(row["region"], {})[row["machine"]] = ids
     layers, activation_bytes = MODELS[model]
     tables = cluster.replace("3cluster24", "cluster24")
     rates: dict[str, dict[int, float]] = {}

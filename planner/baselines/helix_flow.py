@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from scipy import sparse
@@ -72,23 +73,24 @@ def max_flow(nodes: Sequence[NodeLayers], layers: int, link: LinkRate) -> float:
 
 
 def nodes_of(
-    table: RateTable, pipelines: Sequence[RatePipeline], ids: Mapping[str, Sequence[str]]
+    table: RateTable,
+    pipelines: Sequence[RatePipeline],
+    ids: Mapping[str, Mapping[str, Sequence[str]]],
 ) -> list[NodeLayers]:
     """Nodes of replicas on disjoint machines, stages one after another in the order given.
 
-    `ids` are the nodes of every machine type, which are taken in their order.
+    `ids` has the nodes by region ("" without regions) and machine type, taken in their order.
     """
-    free = {machine: iter(found) for machine, found in ids.items()}
+    free = {(region, machine): iter(found) for region, of_region in ids.items()
+            for machine, found in of_region.items()}  # fmt: skip
     nodes = []
     for pipeline in pipelines:
         first = 0
         for stage in pipeline.stages:
             for machine, count in stage.machines:
                 rate = table.tokens_per_s[machine][stage.layers - 1]
-                nodes += [
-                    NodeLayers(next(free[machine]), first, first + stage.layers, rate)
-                    for _ in range(count)
-                ]
+                for node in islice(free[stage.region, machine], count):
+                    nodes.append(NodeLayers(node, first, first + stage.layers, rate))
             first += stage.layers
     return nodes
 

@@ -9,7 +9,7 @@ its tokens. Source: docs/formulation.md, section 9.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, permutations
 
 import numpy as np
@@ -25,7 +25,7 @@ from planner.placement.rate_pipeline import (
     next_target,
     smallest_sets,
 )
-from planner.placement.rates import RateStage, RateTable
+from planner.placement.rates import RatePipeline, RateStage, RateTable
 from planner.programs import Program, solve_program
 from planner.types import Combination, combination_of
 
@@ -54,35 +54,18 @@ class Regions:
 
 
 @dataclass(frozen=True, slots=True)
-class RegionStage:
-    """A stage and where it is."""
-
-    region: str
-    stage: RateStage
-
-
-@dataclass(frozen=True)
-class RegionalPipeline:
-    """Stages in order; no pipeline at all serves more than the bound, links left out."""
-
-    stages: tuple[RegionStage, ...]
-    tokens_per_s: float  # reached at the slowest links
-    bound_tokens_per_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class _Column:
     """One stage, or the two stages on both sides of a crossing."""
 
-    stages: tuple[RegionStage, ...]
+    stages: tuple[RateStage, ...]
     tokens_per_s: float  # of the lesser stage, or of the links between the two
 
     @property
     def layers(self) -> int:
-        return sum(placed.stage.layers for placed in self.stages)
+        return sum(stage.layers for stage in self.stages)
 
 
-def best_regional_pipeline(table: RateTable, regions: Regions) -> RegionalPipeline:
+def best_regional_pipeline(table: RateTable, regions: Regions) -> RatePipeline:
     """Bisection as in `best_pipeline`, trying every path.
 
     Best among pipelines whose stages are inside one region, that pass each region once and have at
@@ -95,26 +78,24 @@ def best_regional_pipeline(table: RateTable, regions: Regions) -> RegionalPipeli
         for name, count in combination:
             counts[name] = counts.get(name, 0) + count
     bound = best_pipeline(table, combination_of(counts)).bound_tokens_per_s
-    best, most, target = RegionalPipeline((), 0.0, bound), bound, bound
-    while most > max(best.tokens_per_s, LEAST_SHARE * bound) * (1.0 + TOLERANCE):
+    served, most, best = 0.0, bound, None
+    target = most
+    while most > max(served, LEAST_SHARE * bound) * (1.0 + TOLERANCE):
         found = _pipeline_at(table, regions, target)
         if found is None:
             most = target
         else:
-            served, stages = found
-            best = RegionalPipeline(stages, served, bound)
-        target = next_target(best.tokens_per_s, most, failed=found is None)
-    if not best.stages:
+            served, best = found.tokens_per_s, found
+        target = next_target(served, most, failed=found is None)
+    if best is None:
         raise NoTemplateError(
             f"{table.model}: no pipeline over these regions' links; add machines to one region"
         )
-    return best
+    return replace(best, bound_tokens_per_s=bound)
 
 
-def _pipeline_at(
-    table: RateTable, regions: Regions, least: float
-) -> tuple[float, tuple[RegionStage, ...]] | None:
-    """A pipeline that serves `least` tokens/s at the slowest links: what it serves, and its stages.
+def _pipeline_at(table: RateTable, regions: Regions, least: float) -> RatePipeline | None:
+    """A pipeline, its stages in order, that serves `least` tokens/s at the slowest links.
 
     Variables  stage[k], integer >= 0, k a stage; cross[k], k the stages on both sides of a crossing
     Minimise   the machines used
@@ -134,7 +115,8 @@ def _pipeline_at(
             groups += [number] * len(crossings[one, other])
         chosen = _solve(table, regions, path, columns, groups)
         if chosen is not None:
-            return min(column.tokens_per_s for column in chosen), _ordered(path, chosen)
+            slowest = min(column.tokens_per_s for column in chosen)
+            return RatePipeline(_ordered(path, chosen), np.inf, slowest)
     return None
 
 
@@ -149,9 +131,9 @@ def _solve(
     matrix = np.zeros((1 + len(places) + passages, len(columns)))
     for k, (column, group) in enumerate(zip(columns, groups, strict=True)):
         matrix[0, k] = column.layers
-        for placed in column.stages:
-            for name, count in placed.stage.machines:
-                matrix[row_of[placed.region, name], k] += count
+        for stage in column.stages:
+            for name, count in stage.machines:
+                matrix[row_of[stage.region, name], k] += count
         if group >= 0:
             matrix[1 + len(places) + group, k] = 1.0
     machines = [float(count) for _, _, count in places]
@@ -171,9 +153,9 @@ def _solve(
     return [column for column, count in zip(columns, uses, strict=True) for _ in range(count)]
 
 
-def _ordered(path: Path, chosen: Sequence[_Column]) -> tuple[RegionStage, ...]:
+def _ordered(path: Path, chosen: Sequence[_Column]) -> tuple[RateStage, ...]:
     """Region after region: its stages, then the crossing out of it."""
-    ordered: list[RegionStage] = []
+    ordered: list[RateStage] = []
     for index, region in enumerate(path):
         ordered += [c.stages[0] for c in chosen if len(c.stages) == 1
                     and c.stages[0].region == region]  # fmt: skip
@@ -189,8 +171,8 @@ def _inner(table: RateTable, region: str, machines: Combination, least: float) -
     rates = table.rates_of(machines)
     for layers in range(1, rates.shape[1]):
         for part in smallest_sets(rates[:, layers], counts, least):
-            stage = _stage(machines, part, layers, rates)
-            yield _Column((RegionStage(region, stage),), stage.tokens_per_s)
+            stage = _stage(region, machines, part, layers, rates)
+            yield _Column((stage,), stage.tokens_per_s)
 
 
 def _crossings(
@@ -198,7 +180,7 @@ def _crossings(
 ) -> Iterator[_Column]:
     """The smallest pairs of stages that the links between two regions let serve `least`."""
     link = regions.link(one, other)
-    sides = [_sides(table, regions.machines[region], least) for region in (one, other)]
+    sides = [_sides(table, region, regions.machines[region], least) for region in (one, other)]
     for outs in sides[0].values():
         for ins in sides[1].values():
             kept = np.empty((0, len(ins[0].part) + len(outs[0].part)), dtype=np.int64)
@@ -212,7 +194,7 @@ def _crossings(
                 flow = crossing_flow(a.rates, b.rates, link)
                 if flow >= least:
                     kept = np.vstack([kept, both])
-                    yield _Column((RegionStage(one, a.stage), RegionStage(other, b.stage)), flow)
+                    yield _Column((a.stage, b.stage), flow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +204,9 @@ class _Side:
     stage: RateStage
 
 
-def _sides(table: RateTable, machines: Combination, least: float) -> dict[int, list[_Side]]:
+def _sides(
+    table: RateTable, region: str, machines: Combination, least: float
+) -> dict[int, list[_Side]]:
     """By layers, every set of a region's machines that reaches `least`."""
     rates = table.rates_of(machines)
     found: dict[int, list[_Side]] = {}
@@ -235,7 +219,7 @@ def _sides(table: RateTable, machines: Combination, least: float) -> dict[int, l
                     _Side(
                         tuple(part.tolist()),
                         np.sort(np.repeat(rates[:, layers], part)),
-                        _stage(machines, part, layers, rates),
+                        _stage(region, machines, part, layers, rates),
                     )
                 )
     return found
@@ -253,6 +237,8 @@ def crossing_flow(out_rates: Floats, in_rates: Floats, link: float) -> float:
     return float((out_cut[:, None] + joined + in_cut[None, :]).min())
 
 
-def _stage(machines: Combination, part: NDArray[np.int64], layers: int, rates: Floats) -> RateStage:
+def _stage(
+    region: str, machines: Combination, part: NDArray[np.int64], layers: int, rates: Floats
+) -> RateStage:
     counts = {name: int(count) for (name, _), count in zip(machines, part, strict=True)}
-    return RateStage(combination_of(counts), layers, float(part @ rates[:, layers]))
+    return RateStage(combination_of(counts), layers, float(part @ rates[:, layers]), region)

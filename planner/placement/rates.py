@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 
@@ -97,24 +98,36 @@ class RateStage:
     machines: Combination
     layers: int
     tokens_per_s: float  # of all machines together
+    region: str = ""  # where they are; only with links between regions
 
     def describe(self) -> str:
-        """'L4 + 2 T4, 3 layers'."""
-        return f"{describe_combination(self.machines)}, {self.layers} layers"
+        """'[L4 + 2 T4 | 3 layers]'."""
+        place = f" in {self.region}" if self.region else ""
+        return f"[{describe_combination(self.machines)}{place} | {self.layers} layers]"
 
 
 @dataclass(frozen=True)
 class RatePipeline:
-    """Stages whose layers add up to the model's, in any order; and what was proven."""
+    """Stages whose layers add up to the model's, and what was proven.
+
+    They may come in any order, unless there are regions.
+    """
 
     stages: tuple[RateStage, ...]
     bound_tokens_per_s: float  # no pipeline on the same machines serves more
+    link_tokens_per_s: float = math.inf  # what the links between regions let through
 
     @property
     def tokens_per_s(self) -> float:
-        """That of the least stage."""
-        return min(stage.tokens_per_s for stage in self.stages)
+        """That of the least stage, or of the links."""
+        return min(self.link_tokens_per_s, *(stage.tokens_per_s for stage in self.stages))
 
     @property
     def machines(self) -> int:
         return sum(count for stage in self.stages for _, count in stage.machines)
+
+    def describe(self) -> str:
+        """'4 x [A100 | 8 layers] -> [L4 | 3 layers]'."""
+        groups = [(text, len(list(same))) for text, same in
+                  groupby(stage.describe() for stage in self.stages)]  # fmt: skip
+        return " -> ".join(text if n == 1 else f"{n} x {text}" for text, n in groups)
