@@ -43,7 +43,9 @@ class Regions:
     link_tokens_per_s: Mapping[tuple[str, str], float]
 
     def link(self, one: str, other: str) -> float:
-        return min(self.link_tokens_per_s[one, other], self.link_tokens_per_s[other, one])
+        """Of the slower direction; 0 where there is none."""
+        rates = self.link_tokens_per_s
+        return min(rates.get((one, other), 0.0), rates.get((other, one), 0.0))
 
     @property
     def paths(self) -> list[Path]:
@@ -70,7 +72,8 @@ def best_regional_pipeline(table: RateTable, regions: Regions) -> RatePipeline:
 
     Best among pipelines whose stages are inside one region, that pass each region once and have at
     least two stages in a region between two others; every link between two regions counts as the
-    slowest of them.
+    slowest of them. (A program that runs out of time counts as one without a solution.) The bound
+    is that of the machines without their links.
     Raises MissingProfileError, NoTemplateError: as `best_pipeline`.
     """
     counts: dict[str, int] = {}
