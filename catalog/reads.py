@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import duckdb
 import polars as pl
@@ -24,6 +25,13 @@ from planner.types import (
     StageNode,
     Template,
     combination_of,
+)
+
+# Stages of templates by key, in the order of their nodes.
+STAGES = (
+    "SELECT template_id, stage, first_layer, layers, node_class, tensor_parallel_size, "
+    "data_parallel_size, batch FROM template_stage "
+    "WHERE template_id IN (SELECT unnest($1::TEXT[])) ORDER BY template_id, stage, position"
 )
 
 
@@ -230,12 +238,11 @@ def read_templates(
 def _read_stages(
     connection: duckdb.DuckDBPyConnection, keys: Sequence[str]
 ) -> Mapping[str, tuple[Stage, ...]]:
-    rows = connection.execute(
-        "SELECT template_id, stage, first_layer, layers, node_class, tensor_parallel_size, "
-        "data_parallel_size, batch FROM template_stage "
-        "WHERE template_id IN (SELECT unnest(?::TEXT[])) ORDER BY template_id, stage, position",
-        [list(keys)],
-    ).fetchall()
+    return stages_of(connection.execute(STAGES, [list(keys)]).fetchall())
+
+
+def stages_of(rows: Iterable[Sequence[Any]]) -> Mapping[str, tuple[Stage, ...]]:
+    """Stages by template, of what STAGES asks for."""
     grouped: dict[str, dict[tuple[int, int, int], list[StageNode]]] = {}
     for key, stage, first, layers, *node in rows:
         grouped.setdefault(key, {}).setdefault((stage, first, layers), []).append(StageNode(*node))

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, m
 from planner.allocation.options import AllocationOptions, Quota, ServiceRules
 from planner.allocation.problem import AllocationSettings
 from planner.demand import DemandForecast, DemandHistory, forecast_demand
+from planner.engine import Engine
 from planner.errors import MarketError, ScenarioError, UnknownNameError
 from planner.placement.settings import PlacementSettings
 from planner.types import (
@@ -112,6 +113,7 @@ class PlacementSpec(_Strict):
     memory_ratio: Annotated[float, Field(ge=1.0)] = 12.0
     least_gain: Annotated[float, Field(ge=1e-4, lt=1.0)] = PlacementSettings().least_gain
     solver: Literal["exact", "ilp"] = "exact"
+    node_options: Literal["all", "whole"] = "all"
     decode_batch_sizes: Sizes = PlacementSettings().decode_batch_sizes
     prefill_batch_sizes: Sizes = PlacementSettings().prefill_batch_sizes
     aggregated_batch_sizes: Sizes = PlacementSettings().aggregated_batch_sizes
@@ -216,6 +218,7 @@ class ScenarioSpec(_Strict):
     markets: Annotated[tuple[Market, ...], Field(min_length=1)] = (Market.ON_DEMAND,)
     stock: StockSpec = StockSpec()
     owned: tuple[OwnedSpec, ...] = ()
+    engine: Engine = Engine.ANY  # plan only with templates that it can run
     placement: PlacementSpec = PlacementSpec()
     allocation: AllocationSpec = AllocationSpec()
     fleet: FleetSpec = FleetSpec()
@@ -268,6 +271,7 @@ class Scenario:
     rules: Mapping[str, ServiceRules]  # by workload
     stock_note: str  # said wherever the stock is used
     forecasts: Mapping[str, DemandForecast]  # by workload, before scales
+    engine: Engine = Engine.ANY
 
 
 def resolve_scenario(spec: ScenarioSpec, known: Known) -> Scenario:
@@ -315,6 +319,7 @@ def resolve_scenario(spec: ScenarioSpec, known: Known) -> Scenario:
         },
         stock_note=note,
         forecasts={workload.name: found for workload, found in resolved if found is not None},
+        engine=spec.engine,
     )
 
 

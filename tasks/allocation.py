@@ -17,6 +17,7 @@ from planner.allocation.plan import Plan
 from planner.allocation.problem import AllocationInput, NodeKey
 from planner.allocation.solve import keep_running
 from planner.baselines.homo_joint import plan_homo_joint, plan_never_worse
+from planner.engine import runnable
 from planner.errors import NoTemplateError
 from planner.scenario import Scenario
 from planner.types import Template
@@ -49,17 +50,30 @@ def read_library(catalog: Catalog, inputs: Inputs) -> list[Template]:
 def allocation_input(
     inputs: Inputs, templates: Sequence[Template], held: Mapping[NodeKey, int] | None = None
 ) -> AllocationInput:
-    """The scenario's allocation with a library and the nodes that already run."""
+    """The scenario's allocation with a library and the nodes that already run.
+
+    Raises NoTemplateError: a workload with demand has no template that the engine can run.
+    """
     scenario = inputs.scenario
-    return AllocationInput.of(
-        scenario.workloads,
-        templates,
-        scenario.offers,
-        held=held,
-        settings=scenario.allocation,
-        options=scenario.options,
-        rules=scenario.rules,
-    )
+    usable = runnable(templates, scenario.engine)
+    try:
+        return AllocationInput.of(
+            scenario.workloads,
+            usable,
+            scenario.offers,
+            held=held,
+            settings=scenario.allocation,
+            options=scenario.options,
+            rules=scenario.rules,
+        )
+    except NoTemplateError as error:
+        if len(usable) == len(templates):
+            raise
+        raise NoTemplateError(
+            f"{error}; engine {scenario.engine.value!r} cannot run "
+            f"{len(templates) - len(usable)} of the {len(templates)} templates "
+            "(`coral library show` says why), `engine: any` plans with all"
+        ) from error
 
 
 def decide(catalog: Catalog, inputs: Inputs) -> Decision:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from catalog import reads
+from catalog.store import Catalog
+from planner.engine import Engine, why_not_stages
 from planner.errors import UnknownNameError
 from planner.types import Phase
 from tasks.home import open_catalog
@@ -18,7 +23,7 @@ def show_library(
     sort: str,
     limit: int,
 ) -> tuple[list[str], list[tuple[object, ...]]]:
-    """Templates that match, as columns and rows.
+    """Templates that match, as columns and rows; the last column says what stock vLLM can run.
 
     Raises UnknownNameError: a workload, phase, GPU or sort key that is not there.
     """
@@ -35,12 +40,24 @@ def show_library(
         if name is not None and name not in names:
             raise UnknownNameError(kind, name, names)
     order = "ASC" if sort in {"usd_per_hour", "nodes"} else "DESC"
-    return catalog.query(
+    columns, rows = catalog.query(
         "SELECT workload, phase, placement, nodes, throughput_rps, usd_per_hour, tokens_per_usd, "
-        "ttft_ms, tpot_ms, provenance FROM best_templates "
+        "ttft_ms, tpot_ms, provenance, template_id FROM best_templates "
         "WHERE ($1 IS NULL OR workload = $1) AND ($2 IS NULL OR phase = $2) "
         "AND ($3 IS NULL OR template_id IN "
         "(SELECT template_id FROM template_stage WHERE node_class LIKE $3 || ' x%')) "
         f"AND ($4 IS NULL OR nodes = $4) ORDER BY {sort} {order}, template_id LIMIT $5",
         [workload, phase, gpu, nodes, limit],
     )
+    runs = _runs_on_vllm(catalog, {str(row[-1]): Phase(str(row[1])) for row in rows})
+    return [*columns[:-1], "stock_vllm"], [(*row[:-1], runs[str(row[-1])]) for row in rows]
+
+
+def _runs_on_vllm(catalog: Catalog, phases: Mapping[str, Phase]) -> dict[str, str]:
+    """'yes', or why not, by template."""
+    _, rows = catalog.query(reads.STAGES, [list(phases)])
+    stages = reads.stages_of(rows)
+    return {
+        key: why_not_stages(phase, stages[key], Engine.VLLM) or "yes"
+        for key, phase in phases.items()
+    }

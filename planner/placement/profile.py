@@ -183,7 +183,7 @@ def build_phase_problem(
             network_baseline_gbit_per_s=node.network_baseline_gbit_per_s,
             options=tuple(
                 _node_option(workload, phase, node, tp, max(sizes), performance, settings)
-                for tp in _tensor_parallel_sizes(node, workload)
+                for tp in _tensor_parallel_sizes(node, workload, settings)
             ),
         )
         for node in nodes
@@ -226,10 +226,17 @@ def _request_terms(workload: Workload, phase: Phase, settings: PlacementSettings
     )
 
 
-def _tensor_parallel_sizes(node: NodeClass, workload: Workload) -> list[int]:
-    """Powers of two that divide the node's GPUs and the model's attention heads."""
+def _tensor_parallel_sizes(
+    node: NodeClass, workload: Workload, settings: PlacementSettings
+) -> list[int]:
+    """Powers of two that divide the node's GPUs and the model's attention heads.
+
+    With `node_options: whole` the largest alone. A key covers a node's options, so libraries of
+    both kinds share what no node of several GPUs is in.
+    """
     sizes = [2**k for k in range(node.gpu_count.bit_length())]
-    return [t for t in sizes if node.gpu_count % t == 0 and workload.model.heads % t == 0]
+    found = [t for t in sizes if node.gpu_count % t == 0 and workload.model.heads % t == 0]
+    return found if settings.node_options == "all" else found[-1:]
 
 
 def _node_option(

@@ -20,6 +20,7 @@ class PlacementSettings:
     memory_ratio: float = 12.0  # rho: a combination's memory is at most rho x the model's bytes
     least_gain: float = RELATIVE_TOLERANCE  # relative, of a template above its parts
     solver: Literal["exact", "ilp"] = "exact"
+    node_options: Literal["all", "whole"] = "all"  # whole: the widest tensor parallel group alone
     decode_batch_sizes: tuple[int, ...] = (
         1,
         2,

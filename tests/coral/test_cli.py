@@ -156,6 +156,7 @@ def test_library_show_filters_and_sorts(tiny_home: Path) -> None:
     assert all("L40S x1" in row["placement"] for row in rows)
     costs = [row["usd_per_hour"] for row in rows]
     assert costs == sorted(costs)
+    assert {row["stock_vllm"] for row in rows} >= {"yes", "prefill or decode in stages"}
     one = run(
         "library", "show", "--phase", "decode", "--nodes", "2", "--limit", "1", home=tiny_home
     )
