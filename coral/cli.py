@@ -14,11 +14,14 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from coral import __version__
+
+if TYPE_CHECKING:
+    from planner.scenario import ScenarioSpec
 
 Result = TypeVar("Result")
 
@@ -204,7 +207,11 @@ def library_sensitivity(
     as_json: Json = False,
 ) -> None:
     """What larger combinations are worth: best tokens per dollar over N_max and rho, plotted."""
-    _check_build(scenario, home, dask, workers, yes, (max_nodes, memory_ratio))
+    from planner.scenario import with_caps
+
+    _check_build(
+        scenario, home, dask, workers, yes, lambda spec: with_caps(spec, max_nodes, memory_ratio)
+    )
     with _flow_run():
         from coral.render import print_sensitivity, sensitivity_summary
         from flows.sensitivity import library_sensitivity as run
@@ -245,27 +252,57 @@ def compare(
             help="Over a sweep: demand, stock, or domains (the same stock over more of them)."
         ),
     ] = None,
+    only: Annotated[
+        str,
+        typer.Option(help="Of the suite or sweep only cases of such names: 'scarce-*'."),
+    ] = "*",
     ablate: Annotated[
         bool,
         typer.Option("--ablate", help="Switch Coral's levers off one by one: what each saves."),
     ] = False,
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="With all templates (any), with those that stock vLLM can run (vllm), or both, "
+            "which takes twice as long."
+        ),
+    ] = "both",
     deadline: Annotated[
-        float, typer.Option("--deadline", min=0.1, help="Seconds for one plan.")
+        float,
+        typer.Option(
+            "--deadline",
+            min=0.1,
+            help="Seconds for one plan. Short ones leave gaps (see that column): at 10 s some 5% "
+            "of the cost on `core`; longer ones close them for Coral and baselines alike.",
+        ),
     ] = 10.0,
     home: Home = None,
+    dask: Dask = None,
+    workers: Workers = None,
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Plan the same inputs with Coral and with every baseline, with the library in the database."""
+    """Plan the same inputs with Coral and with every baseline, with the library in the database.
+
+    --ablate also needs a library without node options, and builds it (--dask, --workers, --yes).
+    """
     if suite and sweep:
         _fail("--suite and --sweep are two things to compare over: leave one out", 2)
     if sweep not in {None, "demand", "stock", "domains"}:
         _fail(f"unknown sweep {sweep!r}: demand, stock or domains", 2)
-    _check(scenario, home)
+    if engine not in {"any", "vllm", "both"}:
+        _fail(f"unknown engine {engine!r}: any, vllm or both", 2)
+    if ablate:
+        from planner.scenario import with_whole_nodes
+
+        _check_build(scenario, home, dask, workers, yes, with_whole_nodes)
+    else:
+        _check(scenario, home)
     with _flow_run():
-        from coral.render import comparison_summary, print_comparison
+        from coral.render_compare import comparison_summary, print_comparison
         from flows.compare import compare as run
 
-        result = run(scenario, home, suite, sweep, ablate, deadline)
+        result = run(scenario, home, suite, sweep, only, ablate, engine, deadline, dask, workers)
     _answer(result, as_json, comparison_summary, print_comparison)
 
 
@@ -352,10 +389,9 @@ def _check_build(
     dask: str | None,
     workers: int | None,
     yes: bool,
-    caps: tuple[int, float] | None = None,
+    variant: Callable[[ScenarioSpec], ScenarioSpec] | None = None,
 ) -> None:
     """Check the input and the Dask scheduler; ask before a build of many combinations."""
-    from planner.scenario import with_caps
     from tasks.estimate import estimate_build, refuse_large
     from tasks.home import open_catalog
     from tasks.inputs import load_inputs
@@ -364,7 +400,7 @@ def _check_build(
     if dask and workers is not None:
         _fail("--dask names workers that run already, --workers starts some here: leave one out", 2)
     catalog, spec = open_catalog(home), read_scenario(scenario)
-    inputs = load_inputs(catalog, with_caps(spec, *caps) if caps else spec)
+    inputs = load_inputs(catalog, variant(spec) if variant else spec)
     estimate = estimate_build(catalog, inputs, dask, workers)
     if yes or not estimate.is_large:
         return

@@ -17,7 +17,6 @@ from planner.types import Market, Provenance, Template
 if TYPE_CHECKING:
     from flows.allocate import AllocationResult
     from flows.build_library import LibraryResult
-    from tasks.comparison import Comparison
     from tasks.operating import Round
     from tasks.sensitivity import Sensitivity
 
@@ -368,63 +367,6 @@ def _markets(plan: Plan, planned: PlannedReplicas) -> str:
 
 def _cell(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def comparison_summary(result: Comparison) -> dict[str, Any]:
-    """The JSON object of a comparison."""
-    from tasks.comparison_view import ratios
-
-    return {
-        "title": result.title,
-        "lines": [asdict(line) for line in result.lines],
-        "ratios": [asdict(ratio) for ratio in ratios(result.lines)],
-        "table": str(result.table),
-        "plot": str(result.plot),
-    }
-
-
-def print_comparison(result: Comparison) -> None:
-    """A line per case and planner, then every planner against Coral."""
-    from tasks.comparison_view import ratios
-
-    console = make_console()
-    table = Table("case", "planner", "USD/hour", "served", "nodes", "gap", "seconds")
-    case = None
-    for line in result.lines:
-        table.add_row(
-            line.case if line.case != case else "",
-            line.planner,
-            f"{line.usd_per_hour:.2f}",
-            f"{line.served_share:.2%}",
-            str(line.nodes),
-            "" if line.gap is None else f"{line.gap:.2%}",
-            f"{line.seconds:.1f}",
-            end_section=False,
-        )
-        case = line.case
-    console.print(table)
-    against = Table("against Coral", "cases", "cost (median)", "cost (max)", "cases",
-                    "goodput (median)", "goodput (max)", "serves nothing")  # fmt: skip
-    for ratio in ratios(result.lines):
-        against.add_row(
-            ratio.planner,
-            str(ratio.cost_cases),
-            *(_times(value) for value in (ratio.cost_median, ratio.cost_max)),
-            str(ratio.goodput_cases),
-            *(_times(value) for value in (ratio.goodput_median, ratio.goodput_max)),
-            str(ratio.nothing_cases),
-        )
-    console.print(against)
-    console.print(
-        "Cost: the planner's over Coral's where both serve everything. Goodput: Coral's served "
-        "tokens over the planner's elsewhere. Planners that go one workload after another are "
-        "means over orders."
-    )
-    console.print(f"Table: {result.table}\nPlot: {result.plot}", soft_wrap=True)
-
-
-def _times(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}x"
 
 
 def make_console(width: int = 160) -> Console:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 from prefect import flow
 
+from catalog.store import Catalog
 from tasks.home import open_catalog
-from tasks.inputs import load_inputs
+from tasks.inputs import Inputs, load_inputs
 from tasks.library import (
     PhaseLibrary,
     build_phase_task,
@@ -68,7 +70,19 @@ def build_library(
             built = [build_phase_task(catalog, opaque(p), opaque(solvers)) for p in workload]
             require_templates(workload, built, inputs.scenario.placement)
             phases += built
+    finish_library(catalog, inputs, phases)
+    return LibraryResult(inputs.scenario.name, tuple(phases), time.perf_counter() - started)
+
+
+def build_variant(catalog: Catalog, inputs: Inputs, dask: str | None, workers: int | None) -> None:
+    """The library of a variant of a scenario, in which a workload may have no template at all."""
+    with Solvers(dask, workers, inputs.scenario.placement.solver) as solvers:
+        built = [build_phase_task(catalog, opaque(p), opaque(solvers)) for p in inputs.phases]
+    finish_library(catalog, inputs, built)
+
+
+def finish_library(catalog: Catalog, inputs: Inputs, phases: Sequence[PhaseLibrary]) -> None:
+    """What follows the phases of a build."""
     share_templates_task(catalog, opaque(inputs.phases))
     record_builds(catalog, uuid.uuid4().hex, inputs.scenario.name, phases)
     catalog.publish(force=True)
-    return LibraryResult(inputs.scenario.name, tuple(phases), time.perf_counter() - started)

@@ -231,6 +231,12 @@ def with_caps(spec: ScenarioSpec, max_nodes: int, memory_ratio: float) -> Scenar
     return spec.model_copy(update={"placement": spec.placement.model_copy(update=caps)})
 
 
+def with_whole_nodes(spec: ScenarioSpec) -> ScenarioSpec:
+    """A scenario whose nodes are one tensor parallel group each."""
+    whole = spec.placement.model_copy(update={"node_options": "whole"})
+    return spec.model_copy(update={"placement": whole})
+
+
 @dataclass(frozen=True, slots=True)
 class MarketRow:
     """One accepted price of one zone, as the catalog has it."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import polars as pl
@@ -13,26 +14,29 @@ from prefect.cache_policies import NO_CACHE
 
 from catalog.store import Catalog
 from planner.allocation.plan import Plan
-from planner.allocation.problem import AllocationInput, stock_key
-from planner.allocation.solve import plan_allocation
+from planner.allocation.problem import AllocationInput
 from planner.baselines.cauchy import plan_cauchy
 from planner.baselines.homo import plan_homo
-from planner.baselines.homo_joint import plan_homo_joint, plan_never_worse
-from planner.baselines.sequential import Orders, plan_in_orders
+from planner.baselines.homo_joint import plan_from, plan_homo_joint
+from planner.baselines.sequential import Orders
 from planner.baselines.single import plan_single
-from planner.errors import CoralError
-from planner.scenario import ScenarioSpec
-from planner.types import Market, Phase, Template
+from planner.engine import Engine, runnable
+from planner.errors import CoralError, LeastServedError, ScenarioError
+from planner.scenario import ScenarioSpec, with_whole_nodes
+from planner.types import Market, Template
 from tasks import progress
 from tasks.allocation import allocation_input, read_library
-from tasks.comparison_view import CORAL, Line, draw_lines
+from tasks.comparison_plot import draw_lines
+from tasks.comparison_view import CORAL, Line
 from tasks.inputs import load_inputs
+from tasks.levers import Planner, levers
 from tasks.suite import read_suite
 
 SWEEPS: Mapping[str, tuple[float, ...]] = {
     "demand": (0.25, 0.5, 1.0, 2.0, 4.0),
     "stock": (0.25, 0.5, 1.0, 2.0),
 }
+DOMAINS = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,9 @@ class Case:
 
     name: str
     group: str  # stratum of the suite, or the value of a sweep
+    engine: Engine
     data: AllocationInput
+    whole: tuple[Template, ...] | None = None  # the library without node options, for an ablation
 
 
 @dataclass(frozen=True)
@@ -49,43 +55,64 @@ class Comparison:
     """All lines, in order, and where they were written."""
 
     title: str
+    ablated: bool
     lines: tuple[Line, ...]
     table: Path
     plot: Path
 
 
-Planner = Callable[[AllocationInput], Plan | Orders]
-
-BASELINES: Mapping[str, Planner] = {
-    "homo-joint": plan_homo_joint,
-    "homo-joint, 2 nodes": lambda data: plan_homo_joint(data, max_nodes=2),
-    "homo-joint, 1 node": lambda data: plan_homo_joint(data, max_nodes=1),
-    "homo": plan_homo,
-    "homo, 1 node": lambda data: plan_homo(data, max_nodes=1),
-    "cauchy": plan_cauchy,
-    "single": plan_single,
-}
+def engines_of(name: str) -> tuple[Engine, ...]:
+    """Both engines of 'both', the one with fewer templates first; else the one of that name."""
+    return (Engine.VLLM, Engine.ANY) if name == "both" else (Engine(name),)
 
 
 def cases_of(
-    catalog: Catalog, spec: ScenarioSpec, *, suite: bool, sweep: str | None, deadline_s: float
+    catalog: Catalog,
+    spec: ScenarioSpec,
+    engines: Sequence[Engine],
+    *,
+    suite: bool = False,
+    sweep: str | None = None,
+    only: str = "*",
+    ablate: bool = False,
+    deadline_s: float,
 ) -> list[Case]:
     """The scenario alone, over the suite, or over a sweep; all with the scenario's library.
 
-    Raises MarketError: a suite instance or a sweep that leaves nothing to rent.
+    `only` is a shell pattern on the names of cases. Where an engine runs no template of a workload,
+    that workload is served by no planner.
+    Raises MarketError: a suite instance or a sweep that leaves nothing to rent. NoTemplateError:
+    the library is not complete, or (for an ablation) the one without node options. ScenarioError:
+    no case has such a name.
     """
+    spec = spec.model_copy(update={"engine": Engine.ANY})
     library = read_library(catalog, load_inputs(catalog, spec))
-    found = []
+    whole = None
+    if ablate and spec.placement.node_options != "whole":
+        whole = tuple(read_library(catalog, load_inputs(catalog, with_whole_nodes(spec))))
+    markets = []
     for name, group, changed in _specs(spec, suite, sweep):
         data = allocation_input(load_inputs(catalog, changed), library)
         settings = replace(data.settings, deadline_s=deadline_s)
-        found.append(Case(name, group, replace(data, settings=settings)))
+        markets.append((name, group, replace(data, settings=settings)))
     if sweep == "domains":
-        found = [
-            Case(f"{parts} domains", str(parts), fragmented(found[0].data, parts))
-            for parts in (1, 2, 4, 8)
-        ]
-    return found
+        market = markets[0][2]
+        markets = [(f"{n} domains", str(n), fragmented(market, n)) for n in DOMAINS]
+    names = [name for name, _, _ in markets]
+    markets = [market for market in markets if fnmatchcase(market[0], only)]
+    if not markets:
+        raise ScenarioError(f"no case matches {only!r}; there are {', '.join(names)}")
+    return [
+        Case(
+            name,
+            group,
+            engine,
+            replace(data, templates=runnable(data.templates, engine)),
+            None if whole is None else runnable(whole, engine),
+        )
+        for engine in engines
+        for name, group, data in markets
+    ]
 
 
 def _specs(
@@ -144,87 +171,49 @@ def fragmented(data: AllocationInput, parts: int) -> AllocationInput:
     )
 
 
-def levers(data: AllocationInput) -> Iterator[tuple[str, Planner]]:
-    """Coral with one lever switched off at a time."""
-
-    def with_templates(keep: Callable[[Template], bool]) -> Planner:
-        def plan(case: AllocationInput) -> Plan:
-            return plan_allocation(
-                replace(case, templates=tuple(t for t in case.templates if keep(t)))
-            )
-
-        return plan
-
-    yield "no joint planning", lambda case: plan_in_orders(case, plan_allocation)
-    yield "no mixed replicas", plan_homo_joint
-    yield "one node per replica", with_templates(lambda t: t.nodes == 1)
-    yield "no disaggregation", with_templates(lambda t: t.phase is Phase.AGGREGATED)
-    yield "no aggregated serving", with_templates(lambda t: t.phase is not Phase.AGGREGATED)
-    if {offer.market for offer in data.offers} >= {Market.SPOT, Market.ON_DEMAND}:
-        yield (
-            "no spot",
-            lambda case: plan_allocation(
-                replace(case, offers=tuple(o for o in case.offers if o.market is not Market.SPOT))
-            ),
-        )
-    if len(data.domains) > 1:
-        yield "one domain", _best_domain
-
-
-def _best_domain(data: AllocationInput) -> Plan:
-    """The best plan inside one of the four domains with most GPUs."""
-    stock: dict[str, int] = {}
-    for offer in {stock_key(offer): offer for offer in data.offers}.values():
-        stock[offer.domain] = stock.get(offer.domain, 0) + offer.stock * offer.gpus
-    alone = {
-        name: replace(rule, largest_domain_share=1.0)
-        for name, rule in data.without_promises().rules.items()
-    }
-    largest = sorted(stock, key=lambda name: (-stock[name], name))[:4]
-    settings = replace(data.settings, deadline_s=data.settings.deadline_s / len(largest))
-    plans = [
-        plan_allocation(
-            replace(
-                data,
-                settings=settings,
-                offers=tuple(o for o in data.offers if o.domain == name),
-                rules=alone,
-            )
-        )
-        for name in largest
-    ]
-    return Orders(tuple(plans)).best
-
-
 def plan_cases(cases: Sequence[Case], *, ablate: bool = False) -> list[Line]:
-    """Every case planned by Coral and by the baselines, or with levers off."""
+    """Every case planned by Coral and by the baselines, or with levers off.
+
+    Coral goes last: it starts from the best plan of the others that it could have made too, those
+    with fewer templates included, and so is never worse than any of them.
+    """
     lines: list[Line] = []
+    best: dict[str, Plan] = {}  # Coral's so far, by case
     done, total = 0, sum(1 + len(_others(case, ablate)) for case in cases)
     for case in cases:
-        progress.report("compare", done, total)
-        joint = plan_homo_joint(case.data)
-        lines.append(_line(case, CORAL, plan_never_worse(case.data, joint)))
-        done += 1
+        found: dict[str, Plan | Orders | None] = {}
         for name, planner in _others(case, ablate).items():
             progress.report("compare", done, total)
-            plan = joint if planner is plan_homo_joint else _try(planner, case.data)
-            lines.append(_line(case, name, plan))
+            found[name] = _try(planner, case.data)
             done += 1
+        progress.report("compare", done, total)
+        starts = [plan for plans in found.values() for plan in _plans(plans)]
+        starts += [best[case.name]] if case.name in best else []
+        best[case.name] = _coral(case.data, starts)
+        done += 1
+        lines.append(_line(case, CORAL, best[case.name]))
+        lines += [_line(case, name, plans) for name, plans in found.items()]
     progress.report("compare", total, total)
-    return lines
+    order = list(Engine)
+    return sorted(lines, key=lambda line: order.index(line.engine))
 
 
 def compare(
     catalog: Catalog,
     spec: ScenarioSpec,
     *,
+    engines: Sequence[Engine] = (Engine.VLLM, Engine.ANY),
     suite: bool = False,
     sweep: str | None = None,
+    only: str = "*",
     ablate: bool = False,
     deadline_s: float = 10.0,
 ) -> Comparison:
     """Plan every case with Coral and each baseline (or each lever off) and write table and plot."""
-    cases = cases_of(catalog, spec, suite=suite, sweep=sweep, deadline_s=deadline_s)
+    cases = cases_of(
+        catalog, spec, engines, suite=suite, sweep=sweep, only=only, ablate=ablate,
+        deadline_s=deadline_s,
+    )  # fmt: skip
     lines = plan_cases(cases, ablate=ablate)
     kind = "ablation" if ablate else "comparison"
     over = "the suite" if suite else f"{sweep} of {spec.name}" if sweep else spec.name
@@ -235,14 +224,44 @@ def compare(
     table, plot = folder / f"{stem}.csv", folder / f"{stem}.png"
     pl.DataFrame(lines).write_csv(table)
     draw_lines(lines, title, plot)
-    return Comparison(title, tuple(lines), table, plot)
+    return Comparison(title, ablate, tuple(lines), table, plot)
 
 
 compare_task = task(name="compare", cache_policy=NO_CACHE)(compare)
 
 
 def _others(case: Case, ablate: bool) -> Mapping[str, Planner]:
-    return dict(levers(case.data)) if ablate else BASELINES
+    return dict(levers(case.data, case.whole)) if ablate else baselines()
+
+
+def baselines() -> dict[str, Planner]:
+    """Names and planners of one case; the looser Homo-joint starts from the stricter one's plan."""
+    strict: list[Plan] = []
+
+    def joint(max_nodes: int | None) -> Planner:
+        def plan(data: AllocationInput) -> Plan:
+            strict.append(plan_homo_joint(data, max_nodes, strict[-1] if strict else None))
+            return strict[-1]
+
+        return plan
+
+    return {
+        "single": plan_single,
+        "cauchy": plan_cauchy,
+        "homo, 1 node": lambda data: plan_homo(data, max_nodes=1),
+        "homo": plan_homo,
+        "homo-joint, 1 node": joint(1),
+        "homo-joint, 2 nodes": joint(2),
+        "homo-joint": joint(None),
+    }
+
+
+def _coral(data: AllocationInput, starts: Sequence[Plan]) -> Plan:
+    """Coral's plan; without least served shares where no plan keeps them."""
+    try:
+        return plan_from(data, starts)
+    except LeastServedError:
+        return plan_from(data.without_promises(), starts)
 
 
 def _try(planner: Planner, data: AllocationInput) -> Plan | Orders | None:
@@ -253,13 +272,20 @@ def _try(planner: Planner, data: AllocationInput) -> Plan | Orders | None:
         return None
 
 
+def _plans(found: Plan | Orders | None) -> tuple[Plan, ...]:
+    if found is None:
+        return ()
+    return found.plans if isinstance(found, Orders) else (found,)
+
+
 def _line(case: Case, planner: str, found: Plan | Orders | None) -> Line:
     if found is None:
-        return Line(case.name, case.group, planner, 0.0, 0.0, 0.0, 0, None, 0.0)
-    plans = found.plans if isinstance(found, Orders) else (found,)
+        return Line(case.engine, case.name, case.group, planner, 0.0, 0.0, 0.0, 0, None, 0.0)
+    plans = _plans(found)
     tokens = {w.name: w.lengths.mean_input + w.lengths.mean_output for w in case.data.workloads}
     number = len(plans)
     return Line(
+        engine=case.engine,
         case=case.name,
         group=case.group,
         planner=planner,

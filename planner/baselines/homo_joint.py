@@ -6,7 +6,9 @@ classes are left out. Stronger than planning models one after another on what is
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import reduce
 
 from planner.allocation.assemble import objective_usd
 from planner.allocation.check import PlanCheckError, check_plan
@@ -16,13 +18,16 @@ from planner.allocation.problem import AllocationInput
 from planner.allocation.solve import plan_allocation
 
 
-def plan_homo_joint(data: AllocationInput, max_nodes: int | None = None) -> Plan:
+def plan_homo_joint(
+    data: AllocationInput, max_nodes: int | None = None, start: Plan | None = None
+) -> Plan:
     """The cheapest plan whose every replica runs on nodes of one class, at most `max_nodes`.
 
     A workload that no single class can serve stays short, as it would be with such a planner, also
-    where the scenario asks for a least served share.
+    where the scenario asks for a least served share. `start` is such a plan of fewer nodes.
     """
-    return plan_allocation(with_pure_templates(data, max_nodes).without_promises())
+    pure = with_pure_templates(data, max_nodes).without_promises()
+    return plan_allocation(pure) if start is None else plan_never_worse(pure, start)
 
 
 def with_pure_templates(data: AllocationInput, max_nodes: int | None = None) -> AllocationInput:
@@ -49,6 +54,21 @@ def plan_never_worse(data: AllocationInput, other: Plan) -> Plan:
     if not allowed or better_of(coral, other) is coral:
         return coral
     return with_bound_of(data, other, coral)
+
+
+def plan_from(data: AllocationInput, others: Iterable[Plan]) -> Plan:
+    """Coral's plan, started from the best of other plans and never worse than it.
+
+    Plans with templates that the input lacks, or that break one of its rules, do not count.
+    """
+    known = {template.id for template in data.templates}
+    starts = [
+        plan
+        for plan in others
+        if all(planned.template.id in known for planned in plan.replicas)
+        and _is_plan_of(data, plan)
+    ]
+    return plan_never_worse(data, reduce(better_of, starts)) if starts else plan_allocation(data)
 
 
 def with_bound_of(data: AllocationInput, plan: Plan, solved: Plan) -> Plan:

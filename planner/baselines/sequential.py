@@ -10,6 +10,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 from planner.allocation.assemble import Steps, assemble, planned_nodes
 from planner.allocation.plan import Plan, Worth
@@ -20,6 +21,7 @@ from planner.allocation.problem import (
     node_key,
     stock_key,
 )
+from planner.baselines.homo_joint import better_of
 from planner.solver import Outcome, SolveReport
 from planner.types import Workload
 
@@ -36,19 +38,15 @@ class Orders:
 
     @property
     def best(self) -> Plan:
-        return min(self.plans, key=_quality)
+        return reduce(better_of, self.plans)
 
     @property
     def worst(self) -> Plan:
-        return max(self.plans, key=_quality)
+        return reduce(lambda a, b: a if better_of(a, b) is b else b, self.plans)
 
     @property
     def mean_served_share(self) -> float:
         return sum(plan.served_share for plan in self.plans) / len(self.plans)
-
-
-def _quality(plan: Plan) -> tuple[float, float]:
-    return (round(plan.weighted_shortfall, 6), plan.objective_usd)
 
 
 def orders_of(workloads: Sequence[Workload]) -> list[tuple[Workload, ...]]:

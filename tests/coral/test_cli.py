@@ -123,7 +123,9 @@ def test_compare_plans_with_every_baseline_and_draws_a_plot(tiny_home: Path) -> 
     done = run("compare", "-s", "tiny", "--deadline", "2", "--json", home=tiny_home)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    cost = {line["planner"]: line["usd_per_hour"] for line in found["lines"]}
+    assert {line["engine"] for line in found["lines"]} == {"any", "vllm"}
+    any_ = [line for line in found["lines"] if line["engine"] == "any"]
+    cost = {line["planner"]: line["usd_per_hour"] for line in any_}
     assert {"coral", "homo-joint", "homo", "cauchy", "single"} <= cost.keys()
     assert cost["coral"] <= cost["homo-joint"] + 1e-6
     assert Path(found["plot"]).read_bytes().startswith(b"\x89PNG")
@@ -279,6 +281,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
         (["quickstart", "--dask", "tcp://127.0.0.1:1", "-s", "tiny"], "no Dask scheduler answers"),
         (["compare", "--suite", "--sweep", "stock"], "--suite and --sweep are two things"),
         (["compare", "--sweep", "prices"], "unknown sweep 'prices': demand, stock or domains"),
+        (["compare", "--engine", "sglang"], "unknown engine 'sglang': any, vllm or both"),
         (["library", "build", "-s", "extended"], "workers; pass --yes to start"),
     ],
 )
