@@ -42,7 +42,9 @@ app.add_typer(fleet_app, name="fleet")
 Scenario = Annotated[
     str,
     typer.Option(
-        "--scenario", "-s", help="A scenario file, or a shipped one: core, extended, tiny."
+        "--scenario",
+        "-s",
+        help="A scenario file, or a shipped one: core, extended, small-nodes, suite, tiny.",
     ),
 ]
 Home = Annotated[

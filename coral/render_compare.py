@@ -52,7 +52,7 @@ def print_comparison(result: Comparison) -> None:
     console.print(
         "Cost: the planner's over Coral's where both serve everything. Goodput: Coral's served "
         "tokens over the planner's elsewhere. Planners that go one workload after another are "
-        "means over orders. Coral and looser planners start from the plans of stricter ones. "
+        "means over orders. Coral and looser planners may keep the plans of stricter ones. "
         "Differences below the gaps mean nothing: a longer --deadline closes those."
     )
     console.print(NOT_ABLATED if result.ablated else PAPER)

@@ -97,7 +97,7 @@ def cases_of(
         markets.append((name, group, replace(data, settings=settings)))
     if sweep == "domains":
         market = markets[0][2]
-        markets = [(f"{n} domains", str(n), fragmented(market, n)) for n in DOMAINS]
+        markets = [(f"{n} domain{'s' * (n > 1)}", str(n), fragmented(market, n)) for n in DOMAINS]
     names = [name for name, _, _ in markets]
     markets = [market for market in markets if fnmatchcase(market[0], only)]
     if not markets:
@@ -235,7 +235,7 @@ def _others(case: Case, ablate: bool) -> Mapping[str, Planner]:
 
 
 def baselines() -> dict[str, Planner]:
-    """Names and planners of one case; the looser Homo-joint starts from the stricter one's plan."""
+    """Names and planners of one case; a looser Homo-joint may keep a stricter one's plan."""
     strict: list[Plan] = []
 
     def joint(max_nodes: int | None) -> Planner:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ def _sweep(lines: Sequence[Line], engines: Sequence[Engine]) -> Figure:
             at = [float(line.group) for line in mine]
             look = _look(names, name)
             for axes, values in (
-                (cost, [line.usd_per_hour for line in mine]),
+                (cost, [line.usd_per_hour or math.nan for line in mine]),  # nothing is rented
                 (served, [100.0 * line.served_share for line in mine]),
             ):
                 axes.plot(at, values, color=look["color"], lw=2.0 if name == CORAL else 1.0)
@@ -86,7 +87,7 @@ def _sweep(lines: Sequence[Line], engines: Sequence[Engine]) -> Figure:
         served.set_ylabel("requests served, %")
         cost.set_title(TITLES[engine], fontsize=8, loc="left")
     for axes in rows[-1]:
-        what = lines[0].case.replace(lines[0].group, "").strip()
+        what = lines[-1].case.replace(lines[-1].group, "").strip()
         axes.set_xlabel(what.replace(" x", ", times the scenario's"))
     _legend(figure, names)
     return figure
@@ -95,7 +96,7 @@ def _sweep(lines: Sequence[Line], engines: Sequence[Engine]) -> Figure:
 def _suite(lines: Sequence[Line], engines: Sequence[Engine], cases: Sequence[str]) -> Figure:
     """Marks per case: cost over Coral's where both serve everything, and what is served."""
     names = _planners(lines)
-    size = (max(6.0, 0.45 * len(cases) + 2.0), 4.6 * len(engines) + 1.4)
+    size = (max(8.5, 0.45 * len(cases) + 2.0), 4.6 * len(engines) + 1.4)
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(2 * len(engines), 1, sharex=True)
     by_key = {(line.engine, line.case, line.planner): line for line in lines}
@@ -104,7 +105,7 @@ def _suite(lines: Sequence[Line], engines: Sequence[Engine], cases: Sequence[str
         cost.axhline(1.0, color="C0", lw=1.0)
         for name in names:
             look = _look(names, name)
-            shift = (names.index(name) / len(names) - 0.5) * 0.6
+            shift = ((names.index(name) + 0.5) / len(names) - 0.5) * 0.6
             for place, case in enumerate(cases):
                 line = by_key.get((engine, case, name))
                 coral = by_key[engine, case, CORAL]

@@ -46,7 +46,7 @@ class Ratio:
     goodput_cases: int  # the other ones
     goodput_median: float | None  # Coral's served tokens/s over its own
     goodput_max: float | None
-    nothing_cases: int  # where it serves nothing at all
+    nothing_cases: int  # where it serves nothing at all, and Coral something
 
 
 def ratios(lines: Sequence[Line]) -> list[Ratio]:
@@ -65,7 +65,7 @@ def ratios(lines: Sequence[Line]) -> list[Ratio]:
                     costs.append(line.usd_per_hour / mine.usd_per_hour)
             elif line.served_tokens_per_s > 0:
                 goodputs.append(mine.served_tokens_per_s / line.served_tokens_per_s)
-            else:
+            elif mine.served_tokens_per_s > 0:
                 nothing += 1
         found.append(
             Ratio(engine, planner, len(costs), *_middle_and_most(costs), len(goodputs),

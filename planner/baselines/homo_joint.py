@@ -19,15 +19,19 @@ from planner.allocation.solve import plan_allocation
 
 
 def plan_homo_joint(
-    data: AllocationInput, max_nodes: int | None = None, start: Plan | None = None
+    data: AllocationInput, max_nodes: int | None = None, least: Plan | None = None
 ) -> Plan:
     """The cheapest plan whose every replica runs on nodes of one class, at most `max_nodes`.
 
     A workload that no single class can serve stays short, as it would be with such a planner, also
-    where the scenario asks for a least served share. `start` is such a plan of fewer nodes.
+    where the scenario asks for a least served share. `least` is such a plan of fewer nodes, which
+    takes its place where it is better.
     """
     pure = with_pure_templates(data, max_nodes).without_promises()
-    return plan_allocation(pure) if start is None else plan_never_worse(pure, start)
+    plan = plan_allocation(pure)
+    if least is None or better_of(plan, least) is plan:
+        return plan
+    return with_bound_of(pure, least, plan)
 
 
 def with_pure_templates(data: AllocationInput, max_nodes: int | None = None) -> AllocationInput:
