@@ -208,12 +208,20 @@ def m005_effort(connection: duckdb.DuckDBPyConnection) -> None:
     )
 
 
+def m006_seed_imports(connection: duckdb.DuckDBPyConnection) -> None:
+    """Which shipped data a home has: newer data adds the rows that it lacks."""
+    connection.execute(
+        "CREATE TABLE seed_import (digest TEXT PRIMARY KEY, imported_at TIMESTAMPTZ NOT NULL)"
+    )
+
+
 MIGRATIONS: tuple[Migration, ...] = (
     m001_seed_tables,
     m002_decisions,
     m003_views,
     m004_searches,
     m005_effort,
+    m006_seed_imports,
 )
 
 
