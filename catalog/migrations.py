@@ -208,7 +208,29 @@ def m005_effort(connection: duckdb.DuckDBPyConnection) -> None:
     )
 
 
-def m006_seed_imports(connection: duckdb.DuckDBPyConnection) -> None:
+def m006_class_worth(connection: duckdb.DuckDBPyConnection) -> None:
+    """What one more node of every class would have been worth to a plan."""
+    connection.execute(
+        """
+        CREATE TABLE allocation_class_worth (
+            allocation_id TEXT NOT NULL, node_class TEXT NOT NULL, domain TEXT NOT NULL,
+            worth DOUBLE NOT NULL, worth_unit TEXT NOT NULL);
+        """
+    )
+
+
+def m007_demand_history(connection: duckdb.DuckDBPyConnection) -> None:
+    """Rates of streams of requests over days, for forecasts."""
+    connection.execute(
+        """
+        CREATE TABLE demand_history (
+            series TEXT NOT NULL, window_start TIMESTAMP NOT NULL, window_minutes DOUBLE NOT NULL,
+            requests_per_s DOUBLE NOT NULL, source TEXT NOT NULL);
+        """
+    )
+
+
+def m008_seed_imports(connection: duckdb.DuckDBPyConnection) -> None:
     """Which shipped data a home has: newer data adds the rows that it lacks."""
     connection.execute(
         "CREATE TABLE seed_import (digest TEXT PRIMARY KEY, imported_at TIMESTAMPTZ NOT NULL)"
@@ -221,7 +243,9 @@ MIGRATIONS: tuple[Migration, ...] = (
     m003_views,
     m004_searches,
     m005_effort,
-    m006_seed_imports,
+    m006_class_worth,
+    m007_demand_history,
+    m008_seed_imports,
 )
 
 

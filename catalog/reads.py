@@ -97,6 +97,17 @@ def read_trace_rps(connection: duckdb.DuckDBPyConnection) -> dict[str, list[floa
     return {trace: list(values) for trace, values in rows}
 
 
+def read_demand_histories(
+    connection: duckdb.DuckDBPyConnection,
+) -> list[tuple[str, float, list[float], float]]:
+    """Series, minutes of its windows, their rates (requests/s, oldest first), minutes they span."""
+    return connection.execute(
+        "SELECT series, any_value(window_minutes), list(requests_per_s ORDER BY window_start), "
+        "date_diff('second', min(window_start), max(window_start)) / 60.0 "
+        "+ any_value(window_minutes) FROM demand_history GROUP BY series ORDER BY series"
+    ).fetchall()
+
+
 def read_prices(
     connection: duckdb.DuckDBPyConnection,
 ) -> list[tuple[str, str | None, str, str, str, float]]:
@@ -267,12 +278,14 @@ def read_shares(
     ).fetchall()
 
 
-def read_latest_plan(connection: duckdb.DuckDBPyConnection, scenario: str) -> StoredPlan | None:
-    """The plan that the fleet of a scenario was last brought to; None before the first."""
+def read_latest_plan(
+    connection: duckdb.DuckDBPyConnection, scenario: str, *, applied: bool = True
+) -> StoredPlan | None:
+    """Coral's latest plan of a scenario, or the one its fleet was last brought to; None if none."""
     rows = connection.execute(
-        "SELECT allocation_id, decision_id, fingerprint FROM allocation "
-        "WHERE scenario = ? AND applied ORDER BY created_at DESC LIMIT 1",
-        [scenario],
+        "SELECT allocation_id, decision_id, fingerprint FROM allocation WHERE scenario = ? "
+        "AND planner = 'coral' AND (applied OR NOT ?) ORDER BY created_at DESC LIMIT 1",
+        [scenario, applied],
     ).fetchall()
     if not rows:
         return None

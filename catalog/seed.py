@@ -42,6 +42,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "availability": ("observed_at", "level", "domain", "instance_type"),
     "length_distribution": ("name",),
     "demand": ("trace", "minute"),
+    "demand_history": ("series", "window_start"),
 }  # fmt: skip
 
 
@@ -149,6 +150,7 @@ def _frames(where: Path) -> dict[str, pl.DataFrame]:
         "availability": _availability(where),
         "length_distribution": _lengths(where),
         "demand": _demand(where),
+        "demand_history": _demand_histories(where),
     }
 
 
@@ -255,6 +257,17 @@ def _demand(where: Path) -> pl.DataFrame:
             )
             for trace in TRACES
         ]
+    )
+
+
+def _demand_histories(where: Path) -> pl.DataFrame:
+    """ServeGen's streams; their epoch is relative, so it begins at the epoch here too."""
+    return pl.read_parquet(where / "demand_servegen_10min.parquet").select(
+        series="servegen-" + pl.col("model"),
+        window_start=pl.from_epoch("window_start_s"),
+        window_minutes=pl.lit(10.0),
+        requests_per_s=pl.col("rps"),
+        source=pl.lit("ServeGen f891d118, Apache-2.0"),
     )
 
 

@@ -56,6 +56,7 @@ class AllocationRow:
     items: Sequence[tuple[object, ...]]  # domain .. load_rps of allocation_item
     services: Sequence[tuple[object, ...]]  # workload .. served_rps of allocation_service
     binding: Sequence[tuple[object, ...]]  # kind .. worth_unit of allocation_binding
+    class_worth: Sequence[tuple[object, ...]]  # node_class .. of allocation_class_worth
 
 
 def write_solutions(
@@ -203,6 +204,7 @@ def _write_allocation(
         ("allocation_item", row.items),
         ("allocation_service", row.services),
         ("allocation_binding", row.binding),
+        ("allocation_class_worth", row.class_worth),
     ):
         if values:
             marks = ", ".join("?" * (len(values[0]) + 1))

@@ -13,6 +13,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -38,7 +39,9 @@ app.add_typer(fleet_app, name="fleet")
 Scenario = Annotated[
     str,
     typer.Option(
-        "--scenario", "-s", help="A scenario file, or a shipped one: core, extended, tiny."
+        "--scenario",
+        "-s",
+        help="A scenario file, or a shipped one: core, extended, internet, tiny.",
     ),
 ]
 Home = Annotated[
@@ -141,8 +144,23 @@ def library_build(
 
 
 @app.command()
-def allocate(scenario: Scenario = "core", home: Home = None, as_json: Json = False) -> None:
+def allocate(
+    scenario: Scenario = "core",
+    what_if: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--what-if",
+            help="CSV of other prices, stock or demand: plan with it and show what differs; "
+            "nothing is recorded. May be given several times.",
+        ),
+    ] = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
     """Choose what to run where, with the library in the database."""
+    if what_if:
+        _answer_what_if(scenario, what_if, home, as_json)
+        return
     _check(scenario, home)
     with _flow_run():
         from coral.render import print_plan, summary
@@ -198,16 +216,23 @@ def library_sensitivity(
 
 
 @app.command()
-def explain(scenario: Scenario = "core", home: Home = None, as_json: Json = False) -> None:
-    """Why the latest plan is as it is: what falls short, what binds, what more would be worth."""
-    from coral.render import print_explanation
-    from tasks.library_view import explain_latest
+def explain(
+    scenario: Scenario = "core",
+    without: Annotated[
+        str | None,
+        typer.Option(help="Also find the best plan without this GPU type: H100."),
+    ] = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Why the latest plan is as it is: costs, shortfalls, what binds, what would change it."""
+    from coral.progress import progress_bars
+    from coral.render_why import explanation_summary, print_explanation
+    from tasks.explain import explain_latest
 
-    found = explain_latest(home, scenario)
-    if as_json:
-        _print_json(found)
-        return
-    print_explanation(found)
+    with progress_bars():
+        found = explain_latest(home, scenario, without)
+    _answer(found, as_json, explanation_summary, print_explanation)
 
 
 @app.command()
@@ -300,6 +325,16 @@ def sql(
 
     columns, rows = open_catalog(home).query(query)
     _answer_rows(columns, rows, as_json)
+
+
+def _answer_what_if(scenario: str, files: list[Path], home: str | None, as_json: bool) -> None:
+    from coral.progress import progress_bars
+    from coral.render_why import print_what_if, what_if_summary
+    from tasks.what_if import what_if
+
+    with progress_bars():
+        found = what_if(scenario, files, home)
+    _answer(found, as_json, what_if_summary, print_what_if)
 
 
 def _check(scenario: str, home: str | None) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from planner.allocation.explain import replica_cost
 from planner.allocation.options import ServiceRules
 from planner.allocation.plan import Binding, Plan, PlannedReplicas
 from planner.types import Market, Provenance, Template
@@ -61,7 +62,7 @@ def library_summary(result: LibraryResult) -> dict[str, Any]:
 
 def print_library(result: LibraryResult) -> None:
     """How large the library is and how it was got."""
-    console = _console()
+    console = make_console()
     table = Table(title=f"Template library of scenario {result.scenario}", title_justify="left")
     for column in ("workload", "phase"):
         table.add_column(column)
@@ -120,7 +121,7 @@ def print_sensitivity(result: Sensitivity) -> None:
     """Best tokens per dollar by N_max, and where both caps stop to matter."""
     from tasks.sensitivity import BEST, CLASS_MEAN, plateau
 
-    console = _console()
+    console = make_console()
     caps = sorted({point.max_nodes for point in result.by_nodes})
     table = Table(title="Best tokens per USD by most nodes of a replica", title_justify="left")
     table.add_column("workload")
@@ -149,7 +150,7 @@ def print_sensitivity(result: Sensitivity) -> None:
 
 def print_plan(result: AllocationResult) -> None:
     """The plan, its cost beside Homo-joint's, what binds and where the data lies."""
-    console = _console()
+    console = make_console()
     scenario, decision = result.inputs.scenario, result.decision
     plan = decision.coral
     demand = {service.workload: service.demand_rps for service in plan.services}
@@ -171,11 +172,16 @@ def print_plan(result: AllocationResult) -> None:
             _markets(plan, planned),
             describe_template(planned.template),
             str(planned.count),
-            f"{_replica_cost(plan, planned):.2f}",
+            f"{replica_cost(plan, planned):.2f}",
             ", ".join(shares),
         )
     console.print(table)
     _print_services(console, plan)
+    for name, forecast in scenario.forecasts.items():
+        console.print(
+            f"Demand of {name} is a forecast: {forecast.rate_rps / forecast.level_rps:.2f} times "
+            "the latest level."
+        )
     for line in describe_rules(scenario.rules, plan):
         console.print(line)
     _print_cost(console, result)
@@ -221,26 +227,6 @@ def binding_text(
     return text
 
 
-def print_explanation(found: dict[str, Any]) -> None:
-    """The latest plan's services, limits and gap."""
-    console = _console()
-    console.print(
-        f"Plan of {found['created_at']} for scenario {found['scenario']}: "
-        f"[bold]${found['cost_usd_per_hour']:.2f}/h[/bold], {found['served_share']:.2%} served, "
-        f"gap {found['gap']:.2%}."
-    )
-    for service in found["services"]:
-        short = service["demand_rps"] - service["served_rps"]
-        if short > 0:
-            console.print(
-                f"[bold red]{service['workload']}[/bold red] falls short by {short:.2f} of "
-                f"{service['demand_rps']:.2f} requests/s."
-            )
-    console.print("What binds:" if found["binding"] else "Nothing binds.")
-    for row in found["binding"]:
-        console.print(f"  {binding_text(**row)}")
-
-
 def round_summary(result: Round) -> dict[str, Any]:
     """The JSON object of one round of operation."""
     return {
@@ -258,7 +244,7 @@ def round_summary(result: Round) -> dict[str, Any]:
 def print_round(result: Round) -> None:
     """What one round of operation did."""
     applied = result.applied
-    console = _console()
+    console = make_console()
     console.print(f"{result.why[0].upper()}{result.why[1:]}.")
     if not applied.nothing:
         failed = f", {applied.failed} failed to launch" if applied.failed else ""
@@ -283,7 +269,7 @@ def describe_rules(rules: Mapping[str, ServiceRules], plan: Plan) -> list[str]:
 
 def print_rows(columns: Sequence[str], rows: Sequence[tuple[object, ...]]) -> None:
     """A query's result."""
-    console = _console(width=1000)  # a pipe has no edge: never fold a cell
+    console = make_console(width=1000)  # a pipe has no edge: never fold a cell
     table = Table()
     for column in columns:
         table.add_column(column, overflow="fold")
@@ -369,20 +355,6 @@ def _markets(plan: Plan, planned: PlannedReplicas) -> str:
     return "+".join(market.value.replace("_", "-") for market in Market if market in found)
 
 
-def _replica_cost(plan: Plan, planned: PlannedReplicas) -> float:
-    """Cost of these replicas' nodes, at the mean price of their class in the domain."""
-    total = 0.0
-    for name, count in planned.template.combination:
-        rented = [
-            nodes
-            for nodes in plan.nodes
-            if nodes.offer.domain == planned.domain and nodes.offer.node_class == name
-        ]
-        price = sum(n.cost_usd_per_hour for n in rented) / sum(n.count for n in rented)
-        total += price * count * planned.count
-    return total
-
-
 def _cell(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
@@ -404,7 +376,7 @@ def print_comparison(result: Comparison) -> None:
     """A line per case and planner, then every planner against Coral."""
     from tasks.comparison_view import ratios
 
-    console = _console()
+    console = make_console()
     table = Table("case", "planner", "USD/hour", "served", "nodes", "gap", "seconds")
     case = None
     for line in result.lines:
@@ -444,7 +416,7 @@ def _times(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}x"
 
 
-def _console(width: int = 160) -> Console:
+def make_console(width: int = 160) -> Console:
     """Standard output; of a width of its own where it is not a terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=width)

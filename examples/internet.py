@@ -77,10 +77,10 @@ MODELS = (
 
 HEAD = """\
 # Written by `python -m examples.internet`: change that, not this.
-# Demand follows Zipf's law over the models, {total:,.0f} requests/s in all; objectives go by the size of
-# the weights; domains are the {domains} of each cloud with the most node classes on offer.
+# Demand follows Zipf's law over the models, {total:,.0f} requests/s in all; objectives go by the
+# size of the weights; domains are the {domains} of each cloud with the most node classes on offer.
 name: internet
-description: {models} open models over {classes} node classes in {places} domains of AWS, Azure and GCP.
+description: {models} open models, {classes} node classes, {places} domains of AWS, Azure and GCP.
 """
 
 TAIL = """

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, m
 
 from planner.allocation.options import AllocationOptions, Quota, ServiceRules
 from planner.allocation.problem import AllocationSettings
+from planner.demand import DemandForecast, DemandHistory, forecast_demand
 from planner.errors import MarketError, ScenarioError, UnknownNameError
 from planner.placement.settings import PlacementSettings
 from planner.types import (
@@ -23,6 +24,7 @@ from planner.types import (
     Phase,
     Slo,
     Workload,
+    gpu_of,
 )
 
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
@@ -53,17 +55,22 @@ class LengthsSpec(_Strict):
 
 
 class DemandSpec(_Strict):
-    """A fixed rate, or a quantile of a trace's rate by minute."""
+    """A fixed rate, a quantile of a trace's rate by minute, or a forecast from a history."""
 
-    requests_per_s: float | None = Field(default=None, ge=0.0)
+    requests_per_s: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
     trace: str | None = None
-    quantile: Share = 0.95
+    history: str | None = None
+    until_hours: PositiveFloat | None = None  # what is known of the history; all of it
+    quantile: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.95
     scale: PositiveFloat = 1.0
 
     @model_validator(mode="after")
     def _one_source(self) -> DemandSpec:
-        if (self.requests_per_s is None) == (self.trace is None):
-            raise ValueError("give either requests_per_s or trace")
+        sources = (self.requests_per_s, self.trace, self.history)
+        if sum(source is not None for source in sources) != 1:
+            raise ValueError("give one of requests_per_s, trace and history")
+        if self.until_hours is not None and self.history is None:
+            raise ValueError("until_hours goes with history")
         return self
 
 
@@ -206,6 +213,7 @@ class FleetSpec(_Strict):
 class OperateSpec(_Strict):
     """When a running plan gives way to a better one."""
 
+    interval_minutes: PositiveFloat = 10.0  # between rounds; forecasts reach over it and a start-up
     least_saving_share: float = Field(default=0.01, ge=0.0, lt=1.0)  # of the running plan's cost
 
 
@@ -254,6 +262,7 @@ class Known:
     gpus: Sequence[str]
     lengths: Mapping[str, Lengths]
     trace_rps: Mapping[str, Sequence[float]]  # requests/s of every minute
+    histories: Mapping[str, DemandHistory]
     prices: Sequence[MarketRow]
     stock: Mapping[tuple[str, str, str], int]  # (level, domain, instance type) -> nodes
 
@@ -271,6 +280,7 @@ class Scenario:
     options: AllocationOptions
     rules: Mapping[str, ServiceRules]  # by workload
     stock_note: str  # said wherever the stock is used
+    forecasts: Mapping[str, DemandForecast]  # by workload, before scales
 
 
 def resolve_scenario(spec: ScenarioSpec, known: Known) -> Scenario:
@@ -286,7 +296,8 @@ def resolve_scenario(spec: ScenarioSpec, known: Known) -> Scenario:
         if domain not in known_domains:
             raise UnknownNameError("domain", domain, known_domains, where)
     nodes = tuple(_node_class(name, spec, known, where) for name in spec.node_classes)
-    workloads = tuple(_workload(item, spec, known, where) for item in spec.workloads)
+    resolved = [_workload(item, spec, known, where) for item in spec.workloads]
+    workloads = tuple(workload for workload, _ in resolved)
     _refuse_repeats("workload name", [w.name for w in workloads], where)
     offers = (*_offers(spec, known), *_owned(spec, known, where))
     if not offers:
@@ -313,6 +324,7 @@ def resolve_scenario(spec: ScenarioSpec, known: Known) -> Scenario:
             for item, workload in zip(spec.workloads, workloads, strict=True)
         },
         stock_note=spec.stock.note,
+        forecasts={workload.name: found for workload, found in resolved if found is not None},
     )
 
 
@@ -320,7 +332,7 @@ def _node_class(name: str, spec: ScenarioSpec, known: Known, where: str) -> Node
     """The class as the scenario's own clouds give it: the slowest network among its types."""
     everywhere = {kind.node.name for kind in known.instance_types}
     if name not in everywhere:
-        gpu = name.rsplit(" x", 1)[0]
+        gpu = gpu_of(name)
         if gpu not in known.gpus:
             raise UnknownNameError("GPU", gpu, known.gpus, f"node class {name!r} of {where}")
         raise UnknownNameError("node class", name, everywhere, where)
@@ -387,7 +399,9 @@ def _owned(spec: ScenarioSpec, known: Known, where: str) -> list[Offer]:
     return offers
 
 
-def _workload(item: WorkloadSpec, spec: ScenarioSpec, known: Known, where: str) -> Workload:
+def _workload(
+    item: WorkloadSpec, spec: ScenarioSpec, known: Known, where: str
+) -> tuple[Workload, DemandForecast | None]:
     if item.model not in known.models:
         raise UnknownNameError("model", item.model, known.models, where)
     model = known.models[item.model]
@@ -412,15 +426,18 @@ def _workload(item: WorkloadSpec, spec: ScenarioSpec, known: Known, where: str) 
             f"workload {name!r} of {where}: {model.name} is known in {model.dtype}, not in "
             f"{item.dtype!r}; leave dtype out, or import that model's sizes and profiles"
         )
-    demand = item.demand
+    demand, forecast = item.demand, None
     if demand.trace is not None:
         if demand.trace not in known.trace_rps:
             place = f"workload {name!r} of {where}"
             raise UnknownNameError("trace", demand.trace, known.trace_rps, place)
         rate = _quantile(known.trace_rps[demand.trace], demand.quantile)
+    elif demand.history is not None:
+        forecast = _forecast(demand, spec, known, f"workload {name!r} of {where}")
+        rate = forecast.rate_rps
     else:
         rate = demand.requests_per_s or 0.0
-    return Workload(
+    workload = Workload(
         name=name,
         model=model,
         dtype=model.dtype,
@@ -429,6 +446,19 @@ def _workload(item: WorkloadSpec, spec: ScenarioSpec, known: Known, where: str) 
         demand_rps=rate * demand.scale * spec.demand_scale,
         weight=item.weight,
     )
+    return workload, forecast
+
+
+def _forecast(demand: DemandSpec, spec: ScenarioSpec, known: Known, place: str) -> DemandForecast:
+    """What may come until the nodes of the next round's plan could serve."""
+    name = demand.history or ""
+    if name not in known.histories:
+        raise UnknownNameError("demand history", name, known.histories, place)
+    history = known.histories[name]
+    if demand.until_hours is not None:
+        history = history.until(int(demand.until_hours * 60 / history.window_minutes))
+    horizon = spec.allocation.startup_minutes + spec.operate.interval_minutes
+    return forecast_demand(history, horizon, demand.quantile)
 
 
 def _offers(spec: ScenarioSpec, known: Known) -> tuple[Offer, ...]:

@@ -247,6 +247,11 @@ def combination_size(combination: Combination) -> int:
     return sum(count for _, count in combination)
 
 
+def gpu_of(node_class: str) -> str:
+    """'L4' of 'L4 x4'."""
+    return node_class.rsplit(" x", 1)[0]
+
+
 def describe_combination(combination: Combination) -> str:
     """'L40S x1 + 2 L4 x1'."""
     return " + ".join(name if count == 1 else f"{count} {name}" for name, count in combination)

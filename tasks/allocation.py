@@ -15,6 +15,7 @@ from catalog import reads, writes
 from catalog.store import Catalog
 from planner.allocation.plan import Plan
 from planner.allocation.problem import AllocationInput, NodeKey
+from planner.allocation.solve import keep_running
 from planner.baselines.homo_joint import plan_homo_joint, plan_never_worse
 from planner.errors import NoTemplateError
 from planner.scenario import Scenario
@@ -67,6 +68,13 @@ def decide(catalog: Catalog, inputs: Inputs) -> Decision:
     homo = plan_homo_joint(data)
     coral = plan_never_worse(data, homo)
     return conclude(catalog, inputs, data, coral, homo)
+
+
+def latest_plan(catalog: Catalog, data: AllocationInput, scenario: str) -> Plan | None:
+    """Coral's latest plan of the scenario; None if there is none or the input forbids it now."""
+    with catalog.read() as connection:
+        stored = reads.read_latest_plan(connection, scenario, applied=False)
+    return None if stored is None else keep_running(data, stored.replicas, stored.nodes)
 
 
 decide_task = task(name="allocate", cache_policy=NO_CACHE)(decide)
@@ -195,4 +203,5 @@ def _row(
             )
             for b in plan.binding
         ],
+        class_worth=[(c.node_class, c.domain, c.worth, c.worth_unit) for c in plan.worth.classes],
     )

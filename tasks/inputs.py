@@ -11,6 +11,7 @@ import duckdb
 from catalog import reads
 from catalog.seed import import_seed
 from catalog.store import Catalog
+from planner.demand import DemandHistory
 from planner.perf.allreduce import AllReduce, LinkFit
 from planner.perf.grids import Line
 from planner.perf.model import PerformanceModel
@@ -83,6 +84,10 @@ def read_known(connection: duckdb.DuckDBPyConnection) -> Known:
         gpus=sorted(reads.read_gpus(connection)),
         lengths=reads.read_lengths(connection),
         trace_rps=reads.read_trace_rps(connection),
+        histories={
+            history[0]: DemandHistory.of(*history)
+            for history in reads.read_demand_histories(connection)
+        },
         prices=[
             MarketRow(domain, zone, name, node_class, Market(market), price)
             for domain, zone, name, node_class, market, price in reads.read_prices(connection)

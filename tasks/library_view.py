@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from planner.errors import InputError, UnknownNameError
+from planner.errors import UnknownNameError
 from planner.types import Phase
 from tasks.home import open_catalog
-from tasks.scenario_file import read_scenario
 
 SORTS = ("tokens_per_usd", "throughput_rps", "usd_per_hour", "nodes")
-
-
-class NoPlanError(InputError):
-    """Nothing was planned yet for a scenario."""
 
 
 def show_library(
@@ -51,36 +44,3 @@ def show_library(
         f"AND ($4 IS NULL OR nodes = $4) ORDER BY {sort} {order}, template_id LIMIT $5",
         [workload, phase, gpu, nodes, limit],
     )
-
-
-def explain_latest(home: str | None, scenario: str) -> dict[str, Any]:
-    """Coral's latest plan for a scenario: services and binding limits.
-
-    Raises NoPlanError: nothing was planned yet.
-    """
-    catalog = open_catalog(home)
-    name = read_scenario(scenario).name
-    columns, rows = catalog.query(
-        "SELECT allocation_id, created_at, scenario, cost_usd_per_hour, served_share, gap, proven "
-        "FROM allocation WHERE scenario = ? AND planner = 'coral' "
-        "ORDER BY created_at DESC LIMIT 1",
-        [name],
-    )
-    if not rows:
-        raise NoPlanError(f"nothing was planned yet for scenario {name!r}; run `coral allocate`")
-    found: dict[str, Any] = dict(zip(columns, rows[0], strict=True))
-    for key, query in (
-        (
-            "services",
-            "SELECT workload, demand_rps, served_rps FROM allocation_service "
-            "WHERE allocation_id = ? ORDER BY workload",
-        ),
-        (
-            "binding",
-            "SELECT kind, text, used, amount, unit, worth, worth_unit FROM allocation_binding "
-            "WHERE allocation_id = ? ORDER BY worth DESC, text",
-        ),
-    ):
-        names, values = catalog.query(query, [found["allocation_id"]])
-        found[key] = [dict(zip(names, row, strict=True)) for row in values]
-    return found

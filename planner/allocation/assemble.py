@@ -8,7 +8,15 @@ from dataclasses import dataclass, replace
 from planner.allocation.check import check_plan
 from planner.allocation.limits import Limit
 from planner.allocation.load import SharedLoad, share_load
-from planner.allocation.plan import Binding, Plan, PlannedNodes, PlannedReplicas, WorkloadService
+from planner.allocation.plan import (
+    Binding,
+    ClassWorth,
+    Plan,
+    PlannedNodes,
+    PlannedReplicas,
+    WorkloadService,
+    Worth,
+)
 from planner.allocation.problem import AllocationInput, NodeKey, node_key
 from planner.solver import Outcome, SolveReport
 
@@ -37,14 +45,14 @@ def planned_nodes(data: AllocationInput, counts: Mapping[NodeKey, int]) -> tuple
     )
 
 
-def binding_of(
+def worth_of(
     data: AllocationInput,
     limits: Sequence[Limit],
     used: Sequence[float],
     duals: Sequence[float],
     is_short: bool,
-) -> tuple[Binding, ...]:
-    """Limits without room for one more, most valuable first.
+) -> Worth:
+    """Limits without room for one more, and what a node of every class would be worth.
 
     What one more unit is worth are the duals of the linear relaxation: of the shortfall where
     demand falls short, else of the cost over the horizon.
@@ -57,14 +65,23 @@ def binding_of(
         for price in [abs(dual) / scale]
         if limit.amount - use < limit.step * (1.0 - 1e-9) and (use > 0 or price > 0)
     ]
-    return tuple(sorted(found, key=lambda b: (-b.worth, b.limit.text)))
+    best: dict[str, ClassWorth] = {}
+    for limit, dual in zip(limits, duals, strict=True):
+        if (offer := limit.offer) is not None:
+            one = ClassWorth(offer.node_class, offer.domain, abs(dual) / scale, unit)
+            if offer.node_class not in best or one.worth > best[offer.node_class].worth:
+                best[offer.node_class] = one
+    return Worth(
+        binding=tuple(sorted(found, key=lambda b: (-b.worth, b.limit.text))),
+        classes=tuple(sorted(best.values(), key=lambda c: (-c.worth, c.node_class))),
+    )
 
 
 def assemble(
     data: AllocationInput,
     counts: Mapping[tuple[int, str], int],
     nodes: tuple[PlannedNodes, ...],
-    binding: tuple[Binding, ...],
+    worth: Worth,
     steps: Steps,
     solve_s: float,
 ) -> Plan:
@@ -83,7 +100,7 @@ def assemble(
             WorkloadService(w.name, w.demand_rps, shared.served_rps[w.name], w.weight)
             for w in data.workloads
         ),
-        binding=binding,
+        worth=worth,
         cost_usd_per_hour=sum(n.cost_usd_per_hour for n in nodes),
         egress_usd_per_hour=shared.egress_usd_per_hour,
         objective_usd=steps.cost.objective,

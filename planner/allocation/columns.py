@@ -15,13 +15,13 @@ import numpy as np
 from planner.allocation.assemble import (
     Steps,
     assemble,
-    binding_of,
     planned_nodes,
     shortfall_tolerance,
+    worth_of,
 )
 from planner.allocation.full_model import least_served_error
 from planner.allocation.model import AllocationModel
-from planner.allocation.plan import Binding, Plan
+from planner.allocation.plan import Plan, Worth
 from planner.allocation.problem import AllocationInput
 from planner.allocation.search import LEAST_GAP, Effort, Relaxation, Search, relax
 from planner.errors import SolverStoppedError
@@ -59,9 +59,9 @@ def plan_by_columns(
     found = _Solve(model, effort, started, clock).run(start)
     values = _settle(model, found.values)
     counts, nodes = model.replicas_of(values), planned_nodes(data, model.nodes_of(values))
-    binding = _binding(model, values, found.explained_by, found.is_short)
+    worth = _worth(model, values, found.explained_by, found.is_short)
     return replace(
-        assemble(data, counts, nodes, binding, found.steps, clock() - started),
+        assemble(data, counts, nodes, worth, found.steps, clock() - started),
         columns_seen=effort.columns_seen,
         columns_kept=effort.columns_kept,
         phase_seconds=dict(effort.seconds),
@@ -69,7 +69,7 @@ def plan_by_columns(
     )
 
 
-def binding_limits(data: AllocationInput, plan: Plan) -> tuple[Binding, ...]:
+def worth_of_plan(data: AllocationInput, plan: Plan) -> Worth:
     """What binds in a plan that was not solved for just now."""
     model = AllocationModel(data)
     tolerance = shortfall_tolerance(data)
@@ -77,9 +77,9 @@ def binding_limits(data: AllocationInput, plan: Plan) -> tuple[Binding, ...]:
     is_short = plan.weighted_shortfall > tolerance
     explained = least
     if not is_short:
-        limited = _limited(model.fulfilling(model.program.cost), model, tolerance)
-        explained = relax(model, limited, Effort(), least.pool)
-    return _binding(model, model.values_of(plan), explained, is_short)
+        capped = limited(model.fulfilling(model.program.cost), model, tolerance)
+        explained = relax(model, capped, Effort(), least.pool)
+    return _worth(model, model.values_of(plan), explained, is_short)
 
 
 class _Solve:
@@ -106,9 +106,9 @@ class _Solve:
             least = self._least_shortfall()
         if least.objective > self.tolerance:
             return self._scarce(first, least)
-        limited = _limited(model.program, model, self.tolerance)
+        capped = limited(model.program, model, self.tolerance)
         with self.effort.timed("relaxation"):
-            cheapest = relax(model, limited, self.effort, least.pool)
+            cheapest = relax(model, capped, self.effort, least.pool)
         dearest = np.max(cheapest.duals[model.demand_rows] / model.weight, initial=0.0)
         dear = DEARER * max(float(dearest), 1e-9)
         search = self._blended(dear, first, cheapest.pool)
@@ -129,7 +129,7 @@ class _Solve:
             return _Found(values, steps, cheapest, is_short=False)
         short, cost = (float(c @ values) for c in (model.shortfall, model.program.cost))
         unproven = SolveReport(Outcome.INCUMBENT, short, 0.0, short / self.demand)
-        bound = relax(model, _limited(model.program, model, short), self.effort, cheapest.pool)
+        bound = relax(model, limited(model.program, model, short), self.effort, cheapest.pool)
         gap = max(0.0, cost - bound.objective) / cost if cost else 0.0
         steps = Steps(unproven, SolveReport(Outcome.INCUMBENT, cost, bound.objective, gap))
         return _Found(values, steps, least, is_short=True)
@@ -169,8 +169,8 @@ class _Solve:
         search = self._search(shortage, first, least.pool, self.demand, SHORTFALL_GAP)
         search.run(self._until(SHORTFALL_TIME))
         values = self._values(search)
-        limited = _limited(model.program, model, search.objective + self.tolerance)
-        cheapest = self._search(limited, values, least.pool, 1e-9, self.settings.relative_gap)
+        capped = limited(model.program, model, search.objective + self.tolerance)
+        cheapest = self._search(capped, values, least.pool, 1e-9, self.settings.relative_gap)
         cheapest.run(max(self._until(1.0), time.perf_counter() + LEAST_SOLVE_S))
         is_short = self._is_short(values)
         steps = Steps(_report(search), _report(cheapest))
@@ -201,7 +201,7 @@ class _Solve:
         return search.values
 
 
-def _limited(program: Program, model: AllocationModel, shortfall: float) -> Program:
+def limited(program: Program, model: AllocationModel, shortfall: float) -> Program:
     """The program with at most so much weighted shortfall."""
     upper = program.row_upper.copy()
     upper[model.shortfall_row] = shortfall
@@ -222,7 +222,7 @@ def _settle(model: AllocationModel, values: Floats) -> Floats:
     exact = part.row_lower.copy()
     exact[model.node_rows] = part.row_upper[model.node_rows]
     short = float(model.shortfall @ values)
-    part = _limited(replace(part, row_lower=exact), model, short + shortfall_tolerance(model.data))
+    part = limited(replace(part, row_lower=exact), model, short + shortfall_tolerance(model.data))
     found = solve_program(part, relative_gap=1e-9)
     if found.values is None:
         raise SolverStoppedError("allocation: the nodes of a plan could not be settled")
@@ -231,9 +231,7 @@ def _settle(model: AllocationModel, values: Floats) -> Floats:
     return settled
 
 
-def _binding(
-    model: AllocationModel, values: Floats, explained: Relaxation, is_short: bool
-) -> tuple[Binding, ...]:
+def _worth(model: AllocationModel, values: Floats, explained: Relaxation, is_short: bool) -> Worth:
     rows, limits = list(model.limits), list(model.limits.values())
     used = (model.program.matrix @ values)[rows].tolist()
-    return binding_of(model.data, limits, used, explained.duals[rows].tolist(), is_short)
+    return worth_of(model.data, limits, used, explained.duals[rows].tolist(), is_short)

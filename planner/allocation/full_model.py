@@ -15,9 +15,9 @@ import pulp
 from planner.allocation.assemble import (
     Steps,
     assemble,
-    binding_of,
     planned_nodes,
     shortfall_tolerance,
+    worth_of,
 )
 from planner.allocation.plan import Plan
 from planner.allocation.problem import (
@@ -58,8 +58,8 @@ def plan_with_full_model(
     used = [_used(allocation, name) for name in allocation.limits]
     short = steps.shortfall.objective > shortfall_tolerance(data)
     limits = list(allocation.limits.values())
-    binding = binding_of(data, limits, used, _duals(allocation, short), short)
-    plan = assemble(data, counts, planned_nodes(data, nodes), binding, steps, clock() - started)
+    worth = worth_of(data, limits, used, _duals(allocation, short), short)
+    plan = assemble(data, counts, planned_nodes(data, nodes), worth, steps, clock() - started)
     if better:
         plan = replace(plan, history=((better[-1], plan.weighted_shortfall, plan.objective_usd),))
     return plan

@@ -67,13 +67,31 @@ class Binding:
 
 
 @dataclass(frozen=True, slots=True)
+class ClassWorth:
+    """What one more node of a class would be worth, in the domain where it is worth most."""
+
+    node_class: str
+    domain: str
+    worth: float  # in the linear relaxation; zero where every domain has nodes left
+    worth_unit: str  # as of Binding
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """Why a plan is not better: shadow prices of the linear relaxation."""
+
+    binding: tuple[Binding, ...] = ()
+    classes: tuple[ClassWorth, ...] = ()  # most valuable first
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """The answer of one allocation."""
 
     replicas: tuple[PlannedReplicas, ...]
     nodes: tuple[PlannedNodes, ...]
     services: tuple[WorkloadService, ...]
-    binding: tuple[Binding, ...]
+    worth: Worth
     cost_usd_per_hour: float  # rent of the nodes
     egress_usd_per_hour: float
     objective_usd: float  # A0 over the horizon, initialisation and drains included
@@ -86,6 +104,11 @@ class Plan:
     columns_kept: int = 0  # columns of the largest integer program
     phase_seconds: Mapping[str, float] = field(default_factory=dict)
     history: tuple[tuple[float, float, float], ...] = ()  # s, shortfall, A0
+
+    @property
+    def binding(self) -> tuple[Binding, ...]:
+        """Limits that leave no room, most valuable first."""
+        return self.worth.binding
 
     @property
     def weighted_shortfall(self) -> float:

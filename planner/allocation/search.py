@@ -100,7 +100,7 @@ def relax(
     while True:
         answer = lp.solve()
         reduced = program.cost - matrix @ answer.duals
-        priced = reduced[parts.replicas] + _best_loads(model, program, reduced)
+        priced = reduced[parts.replicas] + best_loads(model, program, reduced)
         candidates = np.flatnonzero((priced < -NEGLIGIBLE) & ~inside[parts.replicas])
         if not candidates.size:
             break
@@ -122,7 +122,7 @@ def relax(
     return Relaxation(answer.objective, answer.duals, waste, values, tried)
 
 
-def _best_loads(model: AllocationModel, program: Program, reduced: Floats) -> Floats:
+def best_loads(model: AllocationModel, program: Program, reduced: Floats) -> Floats:
     """What the best load of each replica is worth, at most 0; rows of A4 are not there yet."""
     best = np.zeros(model.parts.replicas.size)
     if model.parts.load.size:

@@ -13,7 +13,7 @@ from planner.allocation.assemble import Steps, assemble, planned_nodes
 from planner.allocation.check import PlanCheckError
 from planner.allocation.columns import plan_by_columns
 from planner.allocation.full_model import plan_with_full_model
-from planner.allocation.plan import Plan
+from planner.allocation.plan import Plan, Worth
 from planner.allocation.problem import AllocationInput, NodeKey, node_key
 from planner.errors import InfeasiblePlanError
 from planner.solver import Outcome, SolveReport
@@ -54,6 +54,6 @@ def keep_running(
     planned = planned_nodes(data, nodes)
     unsolved = SolveReport(Outcome.INCUMBENT, 0.0, 0.0, 0.0)
     try:
-        return assemble(data, counts, planned, (), Steps(unsolved, unsolved), 0.0)
+        return assemble(data, counts, planned, Worth(), Steps(unsolved, unsolved), 0.0)
     except (PlanCheckError, InfeasiblePlanError):  # less stock, a new quota or rule
         return None

@@ -15,7 +15,7 @@ from planner.allocation.problem import AllocationInput
 from planner.allocation.solve import plan_allocation
 from planner.baselines.homo_joint import with_pure_templates
 from planner.baselines.sequential import Orders, PartPlans, plan_in_orders
-from planner.types import Phase, Template
+from planner.types import Phase, Template, gpu_of
 
 NEGLIGIBLE = 1e-6  # of the demand
 
@@ -70,4 +70,4 @@ def _ranked(data: AllocationInput) -> list[tuple[str, str]]:
 
 def _gpu(template: Template) -> str:
     """'L4' of a template on 'L4 x4'."""
-    return template.combination[0][0].rsplit(" x", 1)[0]
+    return gpu_of(template.combination[0][0])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.allocation.check import PlanCheckError, check_plan
-from planner.allocation.columns import binding_limits
+from planner.allocation.columns import worth_of_plan
 from planner.allocation.plan import Plan
 from planner.allocation.problem import AllocationInput
 from planner.allocation.solve import plan_allocation
@@ -59,7 +59,7 @@ def with_bound_of(data: AllocationInput, plan: Plan, solved: Plan) -> Plan:
     gap = max(gap, short_gap)
     return replace(
         plan,
-        binding=binding_limits(data, plan),
+        worth=worth_of_plan(data, plan),
         bound_usd=solved.bound_usd,
         gap=gap,
         proven=solved.proven and gap <= data.settings.relative_gap,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from planner.allocation.assemble import Steps, assemble, planned_nodes
-from planner.allocation.plan import Plan
+from planner.allocation.plan import Plan, Worth
 from planner.allocation.problem import (
     AllocationInput,
     NodeKey,
@@ -139,4 +139,4 @@ def plan_of(
     unproven = SolveReport(Outcome.INCUMBENT, 0.0, 0.0, 0.0)
     chosen = {key: count for key, count in counts.items() if count}
     steps = Steps(unproven, unproven)
-    return assemble(data, chosen, planned_nodes(data, nodes), (), steps, seconds)
+    return assemble(data, chosen, planned_nodes(data, nodes), Worth(), steps, seconds)

@@ -178,9 +178,39 @@ def test_explain_says_what_binds_in_the_latest_plan(tiny_home: Path) -> None:
     found = json.loads(run("explain", "-s", "tiny", "--json", home=tiny_home).stdout)
     assert found["binding"][0]["kind"] == "stock"
     assert found["services"][0]["workload"] == "Qwen3-14B"
+    assert sum(found["cost_by_workload"].values()) == pytest.approx(found["cost_usd_per_hour"])
+    assert {row["node_class"] for row in found["class_worth"]} >= {"H100 x1"}
+    used = {row["node_class"] for row in found["cost_by_class"]}
+    entering = {row["node_class"] for row in found["entry_prices"]}
+    assert used.isdisjoint(entering)
+    without = json.loads(
+        run("explain", "-s", "tiny", "--without", "H100", "--json", home=tiny_home).stdout
+    )["without"]
+    assert without["cost_usd_per_hour"] != found["cost_usd_per_hour"]
+    unknown = run("explain", "-s", "tiny", "--without", "H1000", home=tiny_home)
+    assert unknown.returncode == 2
+    assert "unknown GPU 'H1000' in the plan; did you mean 'H100'?" in unknown.stderr
     none = run("explain", "--scenario", "core", home=tiny_home)
     assert none.returncode == 2
     assert "nothing was planned yet for scenario 'core'; run `coral allocate`" in none.stderr
+
+
+def test_what_if_shows_another_plan_and_records_nothing(tiny_home: Path, tmp_path: Path) -> None:
+    prices, demand = tmp_path / "prices.csv", tmp_path / "demand.csv"
+    prices.write_text("node_class,price_factor\n*,2\n")
+    demand.write_text("demand_factor\n0\n")
+    before = run("sql", "SELECT count(*) FROM allocation", "--json", home=tiny_home).stdout
+    done = run("allocate", "-s", "tiny", "--what-if", str(prices), "--json", home=tiny_home)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    now, then = found["now"]["cost_usd_per_hour"], found["what_if"]["cost_usd_per_hour"]
+    assert then == pytest.approx(2.0 * now, rel=0.02)
+    nothing = run("allocate", "-s", "tiny", "--what-if", str(demand), home=tiny_home)
+    assert re.search(r"USD/hour +│ [\d.]+ +│ 0\.00", nothing.stdout)
+    assert run("sql", "SELECT count(*) FROM allocation", "--json", home=tiny_home).stdout == before
+    wrong = run("allocate", "-s", "tiny", "--what-if", "none.csv", home=tiny_home)
+    assert wrong.returncode == 2
+    assert "cannot read what-if file none.csv" in wrong.stderr
 
 
 def test_operate_moves_a_fleet_that_can_be_listed_and_ended(tiny_home: Path) -> None:

@@ -13,6 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from planner.allocation.check import PlanCheckError, check_plan
+from planner.allocation.plan import Worth
 from planner.allocation.problem import (
     AllocationInput,
     build_allocation,
@@ -338,7 +339,7 @@ def test_workloads_of_one_model_share_replicas() -> None:
 def test_a_plan_that_is_kept_says_what_binds_in_it() -> None:
     data = simple(workloads=[workload("chat", 9.0)])
     solved = plan_allocation(data)
-    kept = with_bound_of(data, replace(solved, binding=()), solved)
+    kept = with_bound_of(data, replace(solved, worth=Worth()), solved)
     assert [b.limit.text for b in kept.binding] == [b.limit.text for b in solved.binding]
     assert [b.used for b in kept.binding] == [b.used for b in solved.binding]
     assert [b.worth_unit for b in kept.binding] == [b.worth_unit for b in solved.binding]

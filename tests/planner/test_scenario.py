@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from planner.demand import forecast_demand
 from planner.errors import InputError, MarketError, ScenarioError, UnknownNameError
 from planner.scenario import Known, resolve_scenario
 from planner.types import Market, Phase
@@ -71,6 +72,15 @@ def test_the_price_of_a_region_is_that_of_its_cheapest_zone(known: Known) -> Non
         assert offer.price_usd_per_hour == min(zones)
 
 
+def test_demand_of_a_history_is_forecast_over_start_up_and_interval(known: Known) -> None:
+    demand = {"history": "servegen-m-mid", "until_hours": 100, "scale": 0.01}
+    scenario = resolve(known, changed(workload__demand=demand))
+    history = known.histories["servegen-m-mid"]
+    expected = forecast_demand(history.until(600), 20.0)
+    assert scenario.forecasts == {"Qwen3-14B": expected}
+    assert scenario.workloads[0].demand_rps == pytest.approx(0.01 * expected.rate_rps)
+
+
 def test_demand_of_a_trace_is_a_quantile_of_its_minutes(known: Known) -> None:
     rates = sorted(known.trace_rps["azure2023_conv"])
     demand = {"trace": "azure2023_conv", "quantile": 0.95, "scale": 0.5}
@@ -87,6 +97,11 @@ def test_demand_of_a_trace_is_a_quantile_of_its_minutes(known: Known) -> None:
         ({"domains": ["aws:us-east1"]}, r"unknown domain 'aws:us-east1' .* 'aws:us-east-1'"),
         ({"workload__lengths": "azure2023_con"}, r"length distribution .* 'azure2023_conv'"),
         ({"workload__demand": {"trace": "azur"}}, r"unknown trace 'azur'"),
+        ({"workload__demand": {"history": "servegen"}}, r"unknown demand history 'servegen'"),
+        (
+            {"workload__demand": {"history": "servegen-m-mid", "until_hours": 1}},
+            r"'servegen-m-mid' has 6 windows of 10 minutes; a forecast over 20 minutes needs",
+        ),
         ({"domains": ["aws:us-east-1", "aws:us-east-1"]}, r"domain 'aws:us-east-1' is there twice"),
         ({"node_classes": ["L4 x1", "L4 x1"]}, r"node class 'L4 x1' is there twice"),
         ({"workloads": TINY["workloads"] * 2}, r"workload name 'Qwen3-14B' is there twice"),
@@ -111,7 +126,9 @@ def test_wrong_names_are_named(known: Known, changes: dict[str, Any], message: s
     [
         ({"workload__slo": {"ttft_ms": 0, "tpot_ms": 1}}, r"workloads.0.slo.ttft_ms: .* got 0"),
         ({"workload__demand": {"requests_per_s": -1}}, r"requests_per_s: .* got -1"),
-        ({"workload__demand": {}}, r"give either requests_per_s or trace"),
+        ({"workload__demand": {}}, r"give one of requests_per_s, trace and history"),
+        ({"workload__demand": {"requests_per_s": float("nan")}}, r"requests_per_s: .* got nan"),
+        ({"workload__demand": {"trace": "azure2023_conv", "until_hours": 1}}, r"goes with history"),
         ({"domain": ["x"]}, r"unknown key 'domain'; did you mean 'domain"),
         ({"placement": {"max_node": 2}}, r"unknown key 'placement.max_node'; .* 'max_nodes'"),
         ({"markets": ["spott"]}, r"markets.0"),
@@ -123,6 +140,21 @@ def test_wrong_names_are_named(known: Known, changes: dict[str, Any], message: s
 def test_wrong_values_name_their_key(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ScenarioError, match=message):
         parse_scenario(changed(**changes), "t.yaml")
+
+
+def test_unknown_stock_is_left_out_or_assumed_and_said(known: Known) -> None:
+    content = changed(node_classes=["L4 x1", "H200 x8", "B200 x8"])
+    sure = resolve(known, content)
+    assert {offer.node_class for offer in sure.offers} == {"L4 x1"}
+    content["stock"] = {"unknown_gpus": 32, "factor": 0.5}
+    scenario = resolve(known, content)
+    unknown = [offer for offer in scenario.offers if offer.node_class != "L4 x1"]
+    assert {offer.stock for offer in unknown} == {2}  # half of 32 / 8
+    assert {offer.stock_source for offer in unknown} == {"stock unknown: assumed 2 nodes"}
+    assert "where unknown, 32 GPUs x 0.5 by type and domain" in scenario.stock_note
+    assert {o.stock_source for o in scenario.offers} - {unknown[0].stock_source} == {
+        scenario.stock_note
+    }
 
 
 def test_a_bad_price_in_the_catalog_is_refused(known: Known) -> None:

@@ -19,7 +19,9 @@ def test_every_shipped_scenario_is_valid_and_named_after_its_file(path: Path) ->
 def test_a_missing_file_suggests_a_shipped_one() -> None:
     with pytest.raises(ScenarioError, match=r"no scenario file 'cor'; did you mean 'core'"):
         read_scenario("cor")
-    with pytest.raises(ScenarioError, match=r"shipped examples: core, extended, suite, tiny"):
+    with pytest.raises(
+        ScenarioError, match=r"shipped examples: core, extended, internet, suite, tiny"
+    ):
         read_scenario("/nowhere/zzz.yaml")
 
 
