@@ -97,6 +97,8 @@ class LinearProgram:
     def __init__(self, program: Program) -> None:
         self.columns = program.columns
         self._solver = _solver(program, relax=True)
+        rows = zip(program.row_lower.tolist(), program.row_upper.tolist(), strict=True)
+        self._rows = dict(enumerate(rows))
 
     def add_columns(self, program: Program) -> None:
         """Columns with the same rows."""
@@ -106,6 +108,19 @@ class LinearProgram:
             matrix.indptr[:-1].astype(np.int32), matrix.indices.astype(np.int32), matrix.data,
         )  # fmt: skip
         self.columns += program.columns
+
+    def change(self, program: Program, columns: Rows) -> None:
+        """Costs and bounds of a program with the same matrix, of which it has these columns."""
+        numbers = np.arange(columns.size, dtype=np.int32)
+        solver, chosen = self._solver, program.cost[columns]
+        solver.changeColsCost(columns.size, numbers, chosen)
+        lower, upper = program.lower[columns], program.upper[columns]
+        solver.changeColsBounds(columns.size, numbers, lower, upper)
+        limits = zip(program.row_lower.tolist(), program.row_upper.tolist(), strict=True)
+        for row, (least, most) in enumerate(limits):
+            if (least, most) != self._rows[row]:
+                solver.changeRowBounds(row, least, most)
+                self._rows[row] = (least, most)
 
     def solve(self) -> Answer:
         return _run(self._solver, None, is_mip=False)

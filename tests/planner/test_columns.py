@@ -12,7 +12,8 @@ from planner.allocation.full_model import plan_with_full_model
 from planner.allocation.model import AllocationModel
 from planner.allocation.options import AllocationOptions, Quota, ServiceRules
 from planner.allocation.problem import AllocationInput
-from planner.allocation.search import Effort, Search, relax
+from planner.allocation.relaxation import relax
+from planner.allocation.search import Effort, Search
 from planner.allocation.solve import plan_allocation
 from planner.programs import solve_program
 from planner.types import Market, Phase
@@ -79,7 +80,7 @@ def test_relaxation_by_columns_is_that_of_all_columns(seed: int) -> None:
     for cost in (model.shortfall, model.program.cost + 50.0 * model.shortfall):
         program = replace(model.program, cost=cost)
         whole = solve_program(program, relax=True).objective
-        assert relax(model, program, Effort()).objective == pytest.approx(whole, abs=1e-6, rel=1e-6)
+        assert relax(model, program).objective == pytest.approx(whole, abs=1e-6, rel=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -88,7 +89,7 @@ def test_blocks_bound_the_optimum_and_no_less_than_the_relaxation(seed: int, by:
     model = AllocationModel(random_input(seed))
     program = replace(model.program, cost=model.program.cost + 50.0 * model.shortfall)
     optimum = solve_program(program, relative_gap=1e-9).objective
-    relaxation = relax(model, program, Effort())
+    relaxation = relax(model, program)
     blocks = Decomposition(program, getattr(model, by), relaxation.duals)
     first = blocks.evaluate(blocks.prices, 5.0)
     assert relaxation.objective - 1e-4 * optimum <= first  # blocks are solved within their gap
