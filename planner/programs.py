@@ -147,8 +147,8 @@ def _solver(program: Program, relax: bool) -> Any:
 
 
 def _run(solver: Any, time_limit_s: float | None, *, is_mip: bool) -> Answer:
-    if time_limit_s is not None:
-        solver.setOptionValue("time_limit", solver.getRunTime() + time_limit_s)
+    if time_limit_s is not None:  # HiGHS refuses a negative limit, and then has none
+        solver.setOptionValue("time_limit", solver.getRunTime() + max(0.0, time_limit_s))
     solver.run()
     status, info = solver.getModelStatus(), solver.getInfo()
     statuses = highspy.HighsModelStatus

@@ -24,7 +24,7 @@ from planner.allocation.model import AllocationModel
 from planner.allocation.plan import Plan, Worth
 from planner.allocation.problem import AllocationInput
 from planner.allocation.relaxation import Relaxation, Relaxer, relax
-from planner.allocation.search import LARGE, LEAST_GAP, Effort, Search
+from planner.allocation.search import LEAST_GAP, Effort, Search, is_large
 from planner.errors import SolverStoppedError
 from planner.perf.grids import Floats
 from planner.programs import Program, solve_program
@@ -112,7 +112,7 @@ class _Solve:
             cheapest = self.relaxer.solve(capped)
         dearest = np.max(cheapest.duals[model.demand_rows] / model.weight, initial=0.0)
         dear = DEARER * max(float(dearest), 1e-9)
-        if model.parts.replicas.size > LARGE:
+        if is_large(model, cheapest):
             dear *= MUCH_DEARER
         search = self._blended(dear, first)
         search.run(self._until(SHORTFALL_TIME))

@@ -19,19 +19,20 @@ from planner.allocation.assemble import shortfall_tolerance
 from planner.allocation.decomposition import REST, Decomposition
 from planner.allocation.dive import dive
 from planner.allocation.model import AllocationModel
-from planner.allocation.relaxation import NEGLIGIBLE, Relaxer, best_of_each
+from planner.allocation.relaxation import NEGLIGIBLE, Relaxation, Relaxer, best_of_each
 from planner.perf.grids import Floats
 from planner.programs import Flags, Program, Rows, solve_program
 
 TINY = 100  # replica columns of a model that is solved as a whole at once
 SMALL = 1500  # and of one that is later
-LARGE = 50_000  # and of one whose plans begin with a dive
+MANY_REPLICAS = 500  # in the relaxation, where plans begin with a dive: rounding is a small matter
 NEIGHBOURHOOD_COLUMNS = 1200
 NEIGHBOURHOOD_S = 2.0
 SHORT_WEIGHT = 20.0  # of a workload that falls short among those of a neighbourhood
 LEAST_FREE = 2  # domains or workloads in a neighbourhood, of more
 DIVE_SHARE = 0.7  # of the time, for a plan domain by domain
 DIVE_REST = 0.5  # of that, for what the last domains leave
+LEAST_DIVE_REST_S = 1.0
 DIVE_COLUMNS = 2500
 FIRST_SHARE = 0.4  # of all domains or workloads in a neighbourhood
 FIRST_COLUMNS = 6000  # replica columns of the first neighbourhoods, where that is less
@@ -64,6 +65,12 @@ class Effort:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
 
 
+def is_large(model: AllocationModel, relaxation: Relaxation) -> bool:
+    """Whether plans are so large that they are made domain by domain first."""
+    replicas = model.parts.replicas
+    return replicas.size > SMALL and float(relaxation.values[replicas].sum()) >= MANY_REPLICAS
+
+
 class Search:
     """One objective's search; `values` is the best plan so far, over all columns."""
 
@@ -90,6 +97,7 @@ class Search:
         self._blocks: list[Decomposition] | None = None
         self.random = np.random.default_rng(0)
         self.kept = model.is_replica & (self.relaxation.values > NEGLIGIBLE)
+        self.is_large = is_large(model, self.relaxation)
 
     def follow(self, other: Search) -> None:
         """Go on from a search whose objective is nowhere larger: its plan, columns and bound."""
@@ -111,10 +119,6 @@ class Search:
     @property
     def done(self) -> bool:
         return self.gap <= max(self.gap_asked, LEAST_GAP)
-
-    @property
-    def is_large(self) -> bool:
-        return self.model.parts.replicas.size > LARGE
 
     def offer(self, values: Floats | None) -> bool:
         """Take a plan if it is the best so far."""
@@ -231,7 +235,8 @@ class Search:
             fitting = self._fitting(found.base)
             free = self._thrifty(fitting, DIVE_COLUMNS, found.relaxation.waste)
             free |= model.is_replica & (found.relaxation.values > found.base + NEGLIGIBLE)
-            self._solve_free(self._free(free), ends - time.perf_counter(), found.base)
+            left = max(LEAST_DIVE_REST_S, ends - time.perf_counter())
+            self._solve_free(self._free(free), left, found.base)
 
     def _pool(self, seconds: float) -> None:
         """Columns that some plan or the relaxation uses."""
