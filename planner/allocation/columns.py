@@ -175,7 +175,9 @@ class _Solve:
         cheapest.run(max(self._until(1.0), time.perf_counter() + LEAST_SOLVE_S))
         is_short = self._is_short(values)
         steps = Steps(_report(search), _report(cheapest))
-        explained = search.relaxation if is_short else cheapest.relaxation
+        explained = cheapest.relaxation
+        if is_short:  # from no basis: prices of a degenerate optimum depend on the way there
+            explained = relax(model, shortage, search.relaxation.pool)
         return _Found(self._values(cheapest), steps, explained, is_short)
 
     def _is_short(self, values: Floats) -> bool:
