@@ -12,7 +12,7 @@ from catalog.store import Catalog
 from tasks.allocation import decide
 from tasks.artifacts import cost_markdown, plan_table, publish_task
 from tasks.inputs import Inputs
-from tasks.report import Decision, cost_by_workload
+from tasks.report import Decision
 
 
 @pytest.fixture(scope="module")
