@@ -20,6 +20,7 @@ import pytest
 
 import coral.cli
 import planner
+from coral.cli import main
 from coral.render import describe_template
 from tests.builders import template
 
@@ -245,7 +246,6 @@ TINY = Path("examples/tiny.yaml").read_text()
         ("aws:us-east-1", "aws:us-east-9", "did you mean 'aws:us-east-"),
         ("max_nodes", "max_node", "unknown key 'placement.max_node'; did you mean 'max_nodes'?"),
         ("tpot_ms: 80", "tpot_ms: -80", "workloads.0.slo.tpot_ms"),
-        ("tpot_ms: 80", "tpot_ms: 2", "no template meets its TPOT of 2 ms; the best achievable"),
         ("slo:", "dtype: fp4\n    slo:", "Qwen/Qwen3-14B is known in bf16, not in 'fp4'"),
         ("scale: 1.2", "scale: .inf", "workloads.0.demand.scale: input should be a finite number"),
         ("[8, 32, 64]", "[]", "placement.decode_batch_sizes"),
@@ -255,15 +255,37 @@ TINY = Path("examples/tiny.yaml").read_text()
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(
-    tmp_path: Path, tiny_home: Path, old: str, new: str, message: str
+    tmp_path: Path,
+    tiny_home: Path,
+    old: str,
+    new: str,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """In this process: what is wrong is found before a flow starts."""
     scenario = tmp_path / "s.yaml"
     scenario.write_text(TINY.replace(old, new))
+    arguments = ["quickstart", "--scenario", str(scenario), "--home", str(tiny_home)]
+    monkeypatch.setattr("sys.argv", ["coral", *arguments, "--workers", "0"])
+    monkeypatch.setattr("coral.interrupt.stop_on_signals", lambda: None)
+    with pytest.raises(SystemExit) as stop:
+        main()
+    printed = capsys.readouterr()
+    assert stop.value.code == 2
+    assert printed.out == ""
+    assert printed.err.startswith("coral: ")
+    assert message in printed.err
+    assert len(printed.err.strip().splitlines()) == 1
+
+
+def test_an_impossible_slo_is_named_by_the_command(tmp_path: Path, tiny_home: Path) -> None:
+    scenario = tmp_path / "s.yaml"
+    scenario.write_text(TINY.replace("tpot_ms: 80", "tpot_ms: 2"))
     done = run("quickstart", "--scenario", str(scenario), "--workers", "0", home=tiny_home)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.startswith("coral: ")
-    assert message in done.stderr
+    assert "no template meets its TPOT of 2 ms; the best achievable" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
 
