@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -34,7 +35,7 @@ def host(name: str, port: int = 9000, **changes: object) -> Host:
 
 def options(process: ProcessPlan) -> dict[str, str]:
     words = process.argv
-    return {w: v for w, v in zip(words, words[1:], strict=False) if w.startswith("--")}
+    return {w: v for w, v in itertools.pairwise(words) if w.startswith("--")}
 
 
 def test_one_node_one_engine() -> None:
