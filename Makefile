@@ -29,6 +29,7 @@ bench: setup
 	$(BIN)/python -m bench.placement --json
 	$(BIN)/python -m bench.library --scenario core --nmax 4 --json
 	$(BIN)/python -m bench.floors --json
+	$(BIN)/python -m bench.peers --json
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

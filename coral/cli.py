@@ -281,6 +281,8 @@ def operate(scenario: Scenario = "core", home: Home = None, as_json: Json = Fals
 
         result = run(scenario, home)
     _answer(result, as_json, round_summary, print_round)
+    if result.stopped:
+        raise typer.Exit(1)
 
 
 @fleet_app.command("list")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -235,6 +236,10 @@ def round_summary(result: Round) -> dict[str, Any]:
         "launched": result.applied.launched,
         "failed": result.applied.failed,
         "terminated": result.applied.terminated,
+        "replicas_kept": len(result.replicas.kept),
+        "replicas_started": len(result.replicas.started),
+        "replicas_ended": len(result.replicas.ended),
+        "stopped": result.stopped,
         "nodes": result.nodes,
         "cost_usd_per_hour": round(result.cost_usd_per_hour, 4),
         "decision_id": result.decision.decision_id if result.decision else None,
@@ -245,10 +250,17 @@ def print_round(result: Round) -> None:
     """What one round of operation did."""
     applied = result.applied
     console = make_console()
-    console.print(f"{result.why[0].upper()}{result.why[1:]}.")
+    why = f"{result.why[0].upper()}{result.why[1:]}."
+    console.print(f"[bold red]{why}[/bold red]" if result.stopped else why)
     if not applied.nothing:
         failed = f", {applied.failed} failed to launch" if applied.failed else ""
         console.print(f"{applied.launched} launched{failed}, {applied.terminated} terminated.")
+    changes = result.replicas
+    if changes.started or changes.ended:
+        console.print(
+            f"Replicas: {len(changes.kept)} kept, {len(changes.started)} started, "
+            f"{len(changes.ended)} ended."
+        )
     console.print(f"{result.nodes} nodes held, ${result.cost_usd_per_hour:.2f}/h.")
 
 
@@ -338,10 +350,17 @@ def _print_sources(console: Console, result: AllocationResult) -> None:
     console.print(
         f"Performance numbers behind the replicas, by their worst source: {parts or 'none'}."
     )
+    seen = result.inputs.prices_at
+    age = datetime.now(UTC) - seen
     console.print(
-        f"Prices: shipped snapshot, {accepted} accepted, {sum(rejected.values())} rejected "
-        f"({reasons})."
+        f"Prices of {seen:%Y-%m-%d %H:%M} UTC ({_age(age)} old): {accepted} accepted, "
+        f"{sum(rejected.values())} rejected ({reasons})."
     )
+
+
+def _age(age: timedelta) -> str:
+    hours = age.total_seconds() / 3600.0
+    return f"{hours:.0f} hours" if hours < 48 else f"{hours / 24:.0f} days"
 
 
 def _markets(plan: Plan, planned: PlannedReplicas) -> str:

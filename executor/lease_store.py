@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,12 +11,13 @@ from pathlib import Path
 
 from planner.errors import InputError
 from planner.leases import Lease, LeaseState
+from planner.replicas import Replica
 from planner.types import Market
 
 BUSY_TIMEOUT_S = 10.0
 COLUMNS = (
     "id, domain, instance_type, node_class, market, price_usd_per_hour, state, created_at, zone, "
-    "instance_id, ready_at, ended_at, reason, scenario"
+    "instance_id, ready_at, ended_at, reason, scenario, replica"
 )
 
 
@@ -44,7 +45,7 @@ class SqliteLeaseStore:
             lease.id, lease.domain, lease.instance_type, lease.node_class, lease.market.value,
             lease.price_usd_per_hour, lease.state.value, lease.created_at.isoformat(), lease.zone,
             lease.instance_id, _text(lease.ready_at), _text(lease.ended_at), lease.reason,
-            lease.scenario,
+            lease.scenario, lease.replica,
         )  # fmt: skip
         with self._connect() as connection:
             marks = ", ".join("?" * len(values))
@@ -53,6 +54,31 @@ class SqliteLeaseStore:
                 "INSERT INTO lease_event (lease_id, at, state, reason) VALUES (?, ?, ?, ?)",
                 (lease.id, at.isoformat(), lease.state.value, lease.reason),
             )
+
+    def replicas(self, scenario: str) -> list[Replica]:
+        """Replicas of a scenario that did not end, oldest first."""
+        with self._connect() as connection:
+            rows = connection.execute(
+                "SELECT id, scenario, template_id, domain, started_at FROM replica "
+                "WHERE scenario = ? AND ended_at IS NULL ORDER BY started_at, id",
+                (scenario,),
+            ).fetchall()
+        return [
+            Replica(key, whose, template, domain, datetime.fromisoformat(started))
+            for key, whose, template, domain, started in rows
+        ]
+
+    def save_replicas(self, replicas: Sequence[Replica]) -> None:
+        """Write replicas that started or ended, in one transaction."""
+        with self._connect() as connection:
+            connection.executemany(
+                "INSERT OR REPLACE INTO replica VALUES (?, ?, ?, ?, ?, ?)",
+                [
+                    (r.id, r.scenario, r.template_id, r.domain, r.started_at.isoformat(),
+                     _text(r.ended_at))
+                    for r in replicas
+                ],
+            )  # fmt: skip
 
     def events(self, lease_id: str) -> list[tuple[str, str, str]]:
         """(time, state, reason) of a lease, oldest first."""
@@ -78,12 +104,18 @@ class SqliteLeaseStore:
                     node_class TEXT NOT NULL, market TEXT NOT NULL,
                     price_usd_per_hour REAL NOT NULL, state TEXT NOT NULL,
                     created_at TEXT NOT NULL, zone TEXT, instance_id TEXT, ready_at TEXT,
-                    ended_at TEXT, reason TEXT NOT NULL, scenario TEXT NOT NULL);
+                    ended_at TEXT, reason TEXT NOT NULL, scenario TEXT NOT NULL, replica TEXT);
                 CREATE TABLE IF NOT EXISTS lease_event (
                     lease_id TEXT NOT NULL, at TEXT NOT NULL, state TEXT NOT NULL,
                     reason TEXT NOT NULL);
+                CREATE TABLE IF NOT EXISTS replica (
+                    id TEXT PRIMARY KEY, scenario TEXT NOT NULL, template_id TEXT NOT NULL,
+                    domain TEXT NOT NULL, started_at TEXT NOT NULL, ended_at TEXT);
                 """
             )
+            columns = {row[1] for row in connection.execute("PRAGMA table_info(lease)")}
+            if "replica" not in columns:  # a file of an earlier Coral
+                connection.execute("ALTER TABLE lease ADD COLUMN replica TEXT")
             with connection:
                 yield connection
         except sqlite3.DatabaseError as error:
@@ -111,6 +143,7 @@ def _lease(row: tuple[object, ...]) -> Lease:
         ended,
         why,
         whose,
+        replica,
     ) = row
     return Lease(
         id=str(key),
@@ -127,6 +160,7 @@ def _lease(row: tuple[object, ...]) -> Lease:
         ended_at=_time(ended),
         reason=str(why),
         scenario=str(whose),
+        replica=None if replica is None else str(replica),
     )
 
 

@@ -55,6 +55,7 @@ class Lease:
     ended_at: datetime | None = None
     reason: str = ""
     scenario: str = ""  # whose plan it serves
+    replica: str | None = None  # id of the replica that it is a node of
 
     @property
     def key(self) -> LeaseKey:
@@ -94,18 +95,20 @@ def reconcile(
 ) -> Actions:
     """The difference between a plan and the leases.
 
-    Of surplus nodes those go first that serve nothing yet, then the youngest. Applying the actions
-    and asking again gives no action.
+    Of surplus nodes those go first that no replica has, then those that serve nothing yet, then the
+    youngest. Applying the actions and asking again gives no action.
     """
     held = held_nodes(leases)
     launch: list[Offer] = []
     for key in sorted(wanted):
-        launch += [offers[key]] * max(0, wanted[key] - held[key])
+        if wanted[key] > held[key]:
+            launch += [offers[key]] * (wanted[key] - held[key])
     surplus: list[Lease] = []
     for key in sorted(held):
         mine = [lease for lease in leases if lease.key == key and lease.state.is_held]
         mine.sort(key=lambda lease: lease.id)
         mine.sort(key=lambda lease: lease.created_at, reverse=True)
         mine.sort(key=lambda lease: lease.state is LeaseState.READY)
+        mine.sort(key=lambda lease: lease.replica is not None)
         surplus += mine[: max(0, held[key] - wanted.get(key, 0))]
     return Actions(tuple(launch), tuple(surplus))

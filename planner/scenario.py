@@ -174,6 +174,7 @@ class AllocationSpec(_Strict):
     horizon_hours: PositiveFloat = 1.0
     startup_minutes: float = Field(default=10.0, ge=0.0)
     drain_minutes: float = Field(default=2.0, ge=0.0)
+    restart_minutes: float = Field(default=5.0, ge=0.0)
     relative_gap: float = Field(default=0.005, ge=0.0, lt=1.0)
     deadline_s: PositiveFloat = 60.0
     solver: Literal["columns", "full"] = "columns"

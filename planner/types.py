@@ -252,6 +252,11 @@ def gpu_of(node_class: str) -> str:
     return node_class.rsplit(" x", 1)[0]
 
 
+def gpus_of(node_class: str) -> int:
+    """4 of 'L4 x4'."""
+    return int(node_class.rsplit(" x", 1)[1])
+
+
 def describe_combination(combination: Combination) -> str:
     """'L40S x1 + 2 L4 x1'."""
     return " + ".join(name if count == 1 else f"{count} {name}" for name, count in combination)

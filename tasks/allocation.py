@@ -87,14 +87,18 @@ def conclude(
     coral: Plan,
     homo: Plan,
     *,
+    mark: str | None = None,
     applied: bool = False,
 ) -> Decision:
-    """Write the report of two plans and record them; `applied` where the fleet follows."""
+    """Write the report of two plans and record them; `applied` where the fleet follows.
+
+    `mark` is the fingerprint of the market that the fleet stands in, the input's without it.
+    """
     now, key = datetime.now(UTC), uuid.uuid4().hex
     folder = catalog.home / "reports"
     decision = Decision(coral, homo, len(data.templates), key, folder / f"{key}.html")
     write_report(decision.report, inputs, decision, data.templates, now)
-    record(catalog, inputs.scenario, decision, fingerprint(data), applied)
+    record(catalog, inputs.scenario, decision, mark or fingerprint(data), applied)
     return decision
 
 

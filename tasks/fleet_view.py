@@ -10,7 +10,8 @@ from planner.leases import LeaseState
 from tasks.home import open_catalog
 from tasks.operating import fleet_lock, lease_store
 
-COLUMNS = ["lease", "state", "domain", "market", "instance type", "node class", "$/h", "ready at"]
+COLUMNS = ["lease", "state", "domain", "market", "instance type", "node class", "$/h", "ready at",
+           "replica"]  # fmt: skip
 
 
 def list_fleet(home: str | None) -> tuple[list[str], list[tuple[object, ...]]]:
@@ -29,6 +30,7 @@ def list_fleet(home: str | None) -> tuple[list[str], list[tuple[object, ...]]]:
             lease.node_class,
             lease.price_usd_per_hour,
             lease.ready_at.isoformat(timespec="seconds") if lease.ready_at else None,
+            lease.replica[:8] if lease.replica else None,
         )
         for lease in leases
         if not lease.state.is_over

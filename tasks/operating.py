@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from filelock import FileLock, Timeout
@@ -16,18 +17,13 @@ from catalog.store import Catalog
 from executor.apply import Applied, apply_actions, settle
 from executor.lease_store import SqliteLeaseStore
 from executor.simulated import SimulatedFleet
-from planner.allocation.plan import Plan
 from planner.allocation.problem import AllocationInput, NodeKey, node_key
-from planner.allocation.solve import keep_running
-from planner.baselines.homo_joint import (
-    better_of,
-    plan_homo_joint,
-    plan_never_worse,
-    with_bound_of,
-)
-from planner.errors import InputError
+from planner.errors import InputError, SolverStoppedError
 from planner.leases import Lease, held_nodes, reconcile
+from planner.replan import from_fleet, replan
+from planner.replicas import ReplicaChanges, assign, follow
 from planner.scenario import ScenarioSpec
+from planner.types import Market
 from tasks.allocation import allocation_input, conclude, fingerprint, read_library
 from tasks.inputs import Inputs
 from tasks.report import Decision
@@ -46,6 +42,8 @@ class Round:
     decision: Decision | None  # None: nothing had changed, so nothing was planned
     applied: Applied
     why: str
+    stopped: bool  # no plan before the deadline: the last one stays
+    replicas: ReplicaChanges
     cost_usd_per_hour: float  # of the nodes held after it, at today's prices
     nodes: int
 
@@ -65,31 +63,56 @@ def operate_once(catalog: Catalog, spec: ScenarioSpec, inputs: Inputs, now: date
 
     With the same input as last time nothing is solved: nothing moves, or what is missing of the
     plan is launched again. A running plan gives way only where the new one serves more, or saves
-    at least `operate.least_saving_share` after start-ups and drains are paid.
+    at least `operate.least_saving_share` after start-ups, drains and restarts are paid. Where no
+    plan is found before the deadline the last one stays.
     Raises FleetBusyError: another round, or `coral down`, is at work on this home.
+    SolverStoppedError: no plan before the deadline, and none from before.
     """
     with fleet_lock(catalog):
         store, fleet, name = lease_store(catalog), simulated_fleet(spec), inputs.scenario.name
-        held = dict(held_nodes(settle(store, fleet, now, name)))
-        data = allocation_input(inputs, read_library(catalog, inputs), held)
+        leases = settle(store, fleet, now, name)
         with catalog.read() as connection:
             last = reads.read_latest_plan(connection, name)
-        decision, wanted, why = None, held, "nothing changed"
-        if last is not None and last.fingerprint == fingerprint(data):
-            wanted = dict(last.nodes)
+        market = allocation_input(inputs, read_library(catalog, inputs))
+        allowed = [lease for lease in leases if _is_allowed(lease, spec)]
+        data = from_fleet(market, allowed, {} if last is None else last.replicas)
+        held = dict(held_nodes(leases))
+        decision, wanted, replicas, why, stopped = None, held, {}, "nothing changed", False
+        if last is not None:
+            wanted, replicas = dict(last.nodes), dict(last.replicas)
+        if last is not None and last.fingerprint == fingerprint(market):
             if wanted != held:
                 why = "nothing changed but the fleet, which goes back to its plan"
         else:
-            running = None if last is None else keep_running(data, last.replicas, last.nodes)
-            homo = plan_homo_joint(data)
-            plan, why = _choose(data, homo, running, spec.operate.least_saving_share)
-            decision = conclude(catalog, inputs, data, plan, homo, applied=True)
-            wanted = {node_key(n.offer): n.count for n in plan.nodes}
+            try:
+                found = replan(data, replicas, wanted, spec.operate.least_saving_share)
+            except SolverStoppedError as error:
+                if last is None:
+                    raise
+                why, stopped = f"{error}; the last plan stays", True
+            else:
+                why = found.why
+                decision = conclude(
+                    catalog, inputs, data, found.plan, found.homo_joint,
+                    mark=fingerprint(market), applied=True,
+                )  # fmt: skip
+                wanted = {node_key(n.offer): n.count for n in found.plan.nodes}
+                replicas = {(r.template.id, r.domain): r.count for r in found.plan.replicas}
+        changes = follow(store.replicas(name), replicas, name, now, lambda: uuid.uuid4().hex)
+        gone = {replica.id for replica in changes.ended}
+        freed = [
+            replace(lease, replica=None) if lease.replica in gone else lease for lease in leases
+        ]
         offers = {node_key(offer): offer for offer in data.offers}
-        actions = reconcile(wanted, offers, _leases_of(store.all(), name))
-        applied = apply_actions(store, fleet, actions, now, name)
+        wanted = {key: count for key, count in wanted.items() if key in offers}
+        applied = apply_actions(store, fleet, reconcile(wanted, offers, freed), now, name)
+        store.save_replicas((*changes.started, *changes.ended))
+        combinations = {template.id: template.combination for template in data.templates}
+        present = [r for r in (*changes.kept, *changes.started) if r.template_id in combinations]
+        for lease in assign(present, combinations, _leases_of(store.all(), name)):
+            store.save(lease, now)
         running_now = held_nodes(_leases_of(store.all(), name))
-        return Round(decision, applied, why, *_cost(data, running_now))
+        return Round(decision, applied, why, stopped, changes, *_cost(data, running_now))
 
 
 @contextmanager
@@ -112,19 +135,13 @@ def fleet_lock(catalog: Catalog) -> Iterator[None]:
 operate_task = task(name="operate-once", cache_policy=NO_CACHE)(operate_once)
 
 
-def _choose(
-    data: AllocationInput, homo: Plan, running: Plan | None, least_saving: float
-) -> tuple[Plan, str]:
-    if running is None:
-        return plan_never_worse(data, homo), "a plan for the fleet as it stands"
-    best = plan_never_worse(data, better_of(running, homo))
-    tolerance = 1e-4 * max(1.0, data.weighted_demand)
-    if running.weighted_shortfall - best.weighted_shortfall > tolerance:
-        return best, "the new plan serves more"
-    saving = running.objective_usd - best.objective_usd
-    if saving > least_saving * running.objective_usd:
-        return best, f"the new plan saves ${saving:.2f} over the horizon"
-    return with_bound_of(data, running, best), "no other plan saves enough to move"
+def _is_allowed(lease: Lease, spec: ScenarioSpec) -> bool:
+    """Whether the scenario still has room for a node that runs, whatever the market offers."""
+    return (
+        lease.domain in spec.domains
+        and lease.node_class in spec.node_classes
+        and (lease.market in spec.markets or lease.market is Market.OWNED)
+    )
 
 
 def _leases_of(leases: Sequence[Lease], scenario: str) -> list[Lease]:

@@ -110,13 +110,13 @@ def assemble(
         solve_s=solve_s,
         shortfall_gap=short_gap,
     )
-    plan = replace(plan, objective_usd=_objective_usd(data, plan))
+    plan = replace(plan, objective_usd=objective_usd(data, plan))
     check_plan(data, plan)
     return plan
 
 
-def _objective_usd(data: AllocationInput, plan: Plan) -> float:
-    """A0 of a plan over the horizon: rent, start-ups, drains and egress."""
+def objective_usd(data: AllocationInput, plan: Plan) -> float:
+    """A0 of a plan over the horizon: rent, start-ups, drains, replicas that end and egress."""
     settings = data.settings
     running = {node_key(n.offer): n.count for n in plan.nodes}
     total = settings.horizon_hours * (plan.cost_usd_per_hour + plan.egress_usd_per_hour)
@@ -124,6 +124,10 @@ def _objective_usd(data: AllocationInput, plan: Plan) -> float:
         change = running.get(node_key(offer), 0) - data.held.get(node_key(offer), 0)
         minutes = settings.startup_minutes if change > 0 else settings.drain_minutes
         total += minutes / 60.0 * offer.price_usd_per_hour * abs(change)
+    planned = {(r.template.id, r.domain): r.count for r in plan.replicas}
+    for replicas in data.running:
+        ended = replicas.count - planned.get((replicas.template.id, replicas.domain), 0)
+        total += data.restart_usd(replicas.template, replicas.domain) * max(0, ended)
     return total
 
 

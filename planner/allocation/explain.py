@@ -49,9 +49,9 @@ def without_gpu(data: AllocationInput, gpu: str) -> AllocationInput:
     return replace(data, offers=offers)
 
 
-def cost_by_workload(data: AllocationInput, plan: Plan) -> Mapping[str, float]:
+def cost_by_workload(plan: Plan) -> Mapping[str, float]:
     """USD/hour of the nodes by workload; a shared replica's by the time each one keeps it busy."""
-    costs = {workload.name: 0.0 for workload in data.workloads}
+    costs = {service.workload: 0.0 for service in plan.services}
     for planned in plan.replicas:
         usd_per_hour, serves = replica_cost(plan, planned), planned.template.serves
         busy = {name: rps / serves[name] for name, rps in planned.load_rps.items()}

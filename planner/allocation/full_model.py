@@ -122,6 +122,9 @@ def _set_values(allocation: AllocationProblem, data: AllocationInput, plan: Plan
         change = variable.varValue - data.held.get(key, 0)
         allocation.new_nodes[key].varValue = max(0, change)
         allocation.dropped[key].varValue = max(0, -change)
+    for replicas, ended in zip(data.running, allocation.ended, strict=True):
+        found = planned.get((replicas.template.id, replicas.domain))
+        ended.varValue = max(0, replicas.count - (found.count if found else 0))
     for service in plan.services:
         allocation.short[service.workload].varValue = service.short_rps
 

@@ -50,6 +50,7 @@ class Parts(NamedTuple):
     nodes: Rows  # y[r, n, k], in the order of the offers
     new: Rows  # newnode and drop, of offers with nodes that run
     dropped: Rows
+    ended: Rows  # replicas that run, in the order of `running`
     paired: Rows  # q[w, r]
     mixed: Rows  # aggregated requests/s served of (w, r)
     short: Rows
@@ -192,7 +193,7 @@ class AllocationModel:
         offers, pairs = len(self.data.offers), self._served[0].size
         sizes = [
             template.size, self.replica_of_load.size, offers, self._moved.size, self._moved.size,
-            pairs, pairs, len(self.data.workloads), self._promised.size,
+            len(self.data.running), pairs, pairs, len(self.data.workloads), self._promised.size,
         ]  # fmt: skip
         starts = np.cumsum([0, *sizes])
         self.parts = Parts(
@@ -206,17 +207,40 @@ class AllocationModel:
         self.domain = np.concatenate(
             [
                 domain, domain[self.replica_of_load], where, where[self._moved],
-                where[self._moved], self._served[1], self._served[1],
+                where[self._moved],
+                self._places(self.domains, [r.domain for r in self.data.running]),
+                self._served[1], self._served[1],
                 np.full(len(self.data.workloads) + self._promised.size, NONE),
             ]
         )  # fmt: skip
         self.workload = np.concatenate(
             [
                 np.where(several, NONE, owner), self._workload_of_load, nothing,
+                self._places(
+                    [w.name for w in self.data.workloads],
+                    [r.template.workload for r in self.data.running],
+                ),
                 self._served[0], self._served[0], np.arange(len(self.data.workloads)),
                 self._promised,
             ]
         )  # fmt: skip
+
+    @staticmethod
+    def _places(known: Sequence[str], names: Sequence[str]) -> Rows:
+        """Position of each name, or NONE."""
+        position = {name: number for number, name in enumerate(known)}
+        return np.array([position.get(name, NONE) for name in names], dtype=np.intp)
+
+    @cached_property
+    def _columns_at(self) -> Mapping[tuple[str, str], int]:
+        """Replica columns by (template id, domain)."""
+        x = self.parts.replicas
+        places = zip(self.template[x].tolist(), self.domain[x].tolist(), strict=True)
+        ids = [template.id for template in self.data.templates]
+        return {
+            (ids[t], self.domains[r]): column
+            for (t, r), column in zip(places, x.tolist(), strict=True)
+        }
 
     @cached_property
     def is_replica(self) -> NDArray[np.bool_]:
@@ -313,6 +337,12 @@ class AllocationModel:
         rows = self._rows(held.size, held, INFINITE)  # drop + y >= held
         self._put(rows, parts.dropped, 1.0)
         self._put(rows, parts.nodes[self._moved], 1.0)
+        running = self.data.running  # ended + x >= running
+        rows = self._rows(len(running), np.array([float(r.count) for r in running]), INFINITE)
+        self._put(rows, parts.ended, 1.0)
+        at = [self._columns_at.get((r.template.id, r.domain), NONE) for r in running]
+        known = np.flatnonzero(np.array(at, dtype=np.intp) != NONE)
+        self._put(rows[known], np.array(at, dtype=np.intp)[known], 1.0)
 
     def _demand_rows(self) -> None:
         """A6, and the row that holds the weighted shortfall."""
@@ -369,6 +399,7 @@ class AllocationModel:
         cost[parts.nodes] = settings.horizon_hours * price + np.where(self._held > 0, 0.0, start)
         cost[parts.new] = start[self._moved]
         cost[parts.dropped] = settings.drain_minutes / 60.0 * price[self._moved]
+        cost[parts.ended] = [data.restart_usd(r.template, r.domain) for r in data.running]
         egress = [
             3600.0 * settings.horizon_hours
             * data.egress_usd_per_request(data.workloads[w], self.domains[r])
@@ -410,6 +441,7 @@ class AllocationModel:
         """The plan that rents nothing: what runs is given back."""
         values = np.zeros(self.template.size)
         values[self.parts.dropped] = self._held[self._moved]
+        values[self.parts.ended] = [running.count for running in self.data.running]
         values[self.parts.short] = self.demand
         return values
 
@@ -420,11 +452,8 @@ class AllocationModel:
         """
         parts, values = self.parts, np.zeros(self.template.size)
         workloads = {w.name: n for n, w in enumerate(self.data.workloads)}
-        templates = {t.id: n for n, t in enumerate(self.data.templates)}
         domains = {name: r for r, name in enumerate(self.domains)}
         x = parts.replicas
-        places = zip(self.template[x].tolist(), self.domain[x].tolist(), strict=True)
-        at = dict(zip(places, x.tolist(), strict=True))
         loads = {
             (int(x[replica]), int(self.workload[z])): z
             for replica, z in zip(self.replica_of_load.tolist(), parts.load.tolist(), strict=True)
@@ -432,7 +461,7 @@ class AllocationModel:
         served = np.zeros((len(workloads), len(domains), len(PHASES)))
         for planned in plan.replicas:
             r, phase = domains[planned.domain], PHASES.index(planned.template.phase)
-            column = at.get((templates[planned.template.id], r))
+            column = self._columns_at.get((planned.template.id, planned.domain))
             if column is None:
                 continue
             values[column] = planned.count
@@ -449,6 +478,10 @@ class AllocationModel:
         values[parts.nodes] = counts
         values[parts.new] = np.maximum(change, 0.0)
         values[parts.dropped] = np.maximum(-change, 0.0)
+        kept = {(r.template.id, r.domain): r.count for r in plan.replicas}
+        values[parts.ended] = [
+            max(0, r.count - kept.get((r.template.id, r.domain), 0)) for r in self.data.running
+        ]
         values[parts.short] = [service.short_rps for service in plan.services]
         return values
 

@@ -36,9 +36,19 @@ class AllocationSettings:
     horizon_hours: float = 1.0
     startup_minutes: float = 10.0  # a new node is paid for, but serves nothing, for so long
     drain_minutes: float = 2.0  # and so is one that is given back
+    restart_minutes: float = 5.0  # what the nodes of a replica that ends lose on loading another
     relative_gap: float = 0.005
     deadline_s: float = 60.0
     solver: str = "columns"  # or 'full': the whole program in PuLP, the reference
+
+
+@dataclass(frozen=True, slots=True)
+class RunningReplicas:
+    """Replicas of one template in one domain that run already."""
+
+    template: Template
+    domain: str
+    count: int
 
 
 @dataclass(frozen=True)
@@ -49,6 +59,7 @@ class AllocationInput:
     templates: tuple[Template, ...]
     offers: tuple[Offer, ...]
     held: Mapping[NodeKey, int] = field(default_factory=dict)  # nodes that already run
+    running: tuple[RunningReplicas, ...] = ()
     settings: AllocationSettings = field(default_factory=AllocationSettings)
     options: AllocationOptions = field(default_factory=AllocationOptions)
     rules: Mapping[str, ServiceRules] = field(default_factory=dict)  # by workload
@@ -63,6 +74,7 @@ class AllocationInput:
         settings: AllocationSettings | None = None,
         options: AllocationOptions | None = None,
         rules: Mapping[str, ServiceRules] | None = None,
+        running: Sequence[RunningReplicas] = (),
     ) -> AllocationInput:
         """Sort and check.
 
@@ -84,6 +96,7 @@ class AllocationInput:
             tuple(sorted(templates, key=lambda t: (t.workload, t.phase, t.combination, t.id))),
             tuple(sorted(offers, key=node_key)),
             dict(sorted((held or {}).items())),
+            tuple(sorted(running, key=lambda r: (r.template.id, r.domain))),
             settings or AllocationSettings(),
             options or AllocationOptions(),
             dict(rules or {}),
@@ -108,6 +121,16 @@ class AllocationInput:
         gib = tokens * self.options.bytes_per_token / 2**30
         return gib * self.options.egress_usd_per_gib.get(domain, 0.0)
 
+    def restart_usd(self, template: Template, domain: str) -> float:
+        """What ending one replica costs: its nodes' time until another one is loaded (A3)."""
+        prices: dict[str, float] = {}
+        for offer in self.offers:
+            if offer.domain == domain and offer.market is not Market.OWNED:
+                known = prices.get(offer.node_class, math.inf)
+                prices[offer.node_class] = min(known, offer.price_usd_per_hour)
+        hourly = sum(count * prices.get(name, 0.0) for name, count in template.combination)
+        return self.settings.restart_minutes / 60.0 * hourly
+
     def without_promises(self) -> AllocationInput:
         """The same without least served shares."""
         rules = {name: replace(rule, least_served=0.0) for name, rule in self.rules.items()}
@@ -127,6 +150,7 @@ class AllocationProblem:
     nodes: dict[NodeKey, pulp.LpVariable]  # y[r, n, k]
     new_nodes: dict[NodeKey, pulp.LpVariable]
     dropped: dict[NodeKey, pulp.LpVariable]
+    ended: list[pulp.LpVariable]  # replicas, in the order of `running`
     load: dict[LoadKey, pulp.LpVariable]  # z[w, t, r], requests/s
     paired: dict[tuple[str, str], pulp.LpVariable]  # q[w, r], requests/s
     served: dict[tuple[str, str], pulp.LpAffineExpression]  # q + aggregated z of (w, r)
@@ -142,13 +166,13 @@ def build_allocation(
     """Choose replicas and nodes per domain at least cost; the objective is set by the solve.
 
     Variables  x[t, r] replicas, y[r, n, k] nodes, integer >= 0
-               newnode[r, n, k], drop[r, n, k] nodes, >= 0
+               newnode[r, n, k], drop[r, n, k] nodes, ended[t, r] replicas, >= 0
                z[w, t, r], q[w, r], short[w] requests/s, >= 0
     Cost       H sum price y + start-up sum price newnode + drain sum price drop
-               + H sum egress (q + aggregated z)                               (A0) USD
+               + restart sum price ended + H sum egress (q + aggregated z)     (A0) USD
     Such that  sum count[t, c] x[t, r] = sum of y[r, n, k] with n of class c   (A1) nodes
                y spot + y on-demand <= stock, y owned <= owned stock           (A2) nodes
-               newnode >= y - held, drop >= held - y                           (A3) nodes
+               newnode >= y - held, drop >= held - y, ended >= running - x     (A3) nodes
                sum over w of z[w, t, r] / T[t, w] <= x[t, r]                   (A4) replicas
                q[w, r] <= sum of z over prefill, and over decode, templates    (A5) requests/s
                sum over r of q + aggregated z, + short[w] >= demand[w]         (A6) requests/s
@@ -167,6 +191,9 @@ def build_allocation(
         held = data.held.get(key, 0)
         problem += allocation.new_nodes[key] >= variable - held, f"A3_new_{index}"
         problem += allocation.dropped[key] >= held - variable, f"A3_drop_{index}"
+    for index, (running, variable) in enumerate(zip(data.running, allocation.ended, strict=True)):
+        kept = _kept(allocation, data, running)
+        problem += variable + kept >= running.count, f"A3_ended_{index}"
     _load_fits_replicas(allocation, data)
     _demand(allocation, data)
     _options(allocation, data)
@@ -211,11 +238,23 @@ def _variables(data: AllocationInput) -> AllocationProblem:
                for i, k in enumerate(keys)},
         new_nodes={k: pulp.LpVariable(f"newnode_{i}", 0) for i, k in enumerate(keys)},
         dropped={k: pulp.LpVariable(f"drop_{i}", 0) for i, k in enumerate(keys)},
+        ended=[pulp.LpVariable(f"ended_{i}", 0) for i in range(len(data.running))],
         load=load,
         paired={},
         served={},
         short={},
     )  # fmt: skip
+
+
+def _kept(
+    allocation: AllocationProblem, data: AllocationInput, running: RunningReplicas
+) -> pulp.LpAffineExpression:
+    """Replicas of a running template that the plan has."""
+    ids = [template.id for template in data.templates]
+    index = ids.index(running.template.id) if running.template.id in ids else -1
+    return pulp.lpSum(
+        [v] if (v := allocation.replicas.get((index, running.domain))) is not None else []
+    )
 
 
 def _nodes_cover_replicas(allocation: AllocationProblem, data: AllocationInput) -> None:
@@ -323,6 +362,8 @@ def _objectives(allocation: AllocationProblem, data: AllocationInput) -> None:
         terms.append(hours * price * allocation.nodes[key])
         terms.append(settings.startup_minutes / 60.0 * price * allocation.new_nodes[key])
         terms.append(settings.drain_minutes / 60.0 * price * allocation.dropped[key])
+    for running, ended in zip(data.running, allocation.ended, strict=True):
+        terms.append(data.restart_usd(running.template, running.domain) * ended)
     for workload in data.workloads:
         for domain in data.domains:
             egress = data.egress_usd_per_request(workload, domain)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from planner.allocation.assemble import objective_usd
 from planner.allocation.check import PlanCheckError, check_plan
 from planner.allocation.columns import worth_of_plan
 from planner.allocation.plan import Plan
@@ -42,6 +43,7 @@ def plan_never_worse(data: AllocationInput, other: Plan) -> Plan:
     from the other.
     """
     allowed = _is_plan_of(data, other)
+    other = replace(other, objective_usd=objective_usd(data, other))  # of all that runs
     coral = plan_allocation(data, start=other if allowed else None)
     coral = replace(coral, solve_s=coral.solve_s + other.solve_s)
     if not allowed or better_of(coral, other) is coral:

@@ -15,7 +15,7 @@ from planner.allocation.dive import dive
 from planner.allocation.full_model import plan_with_full_model
 from planner.allocation.model import AllocationModel
 from planner.allocation.options import AllocationOptions, Quota, ServiceRules
-from planner.allocation.problem import AllocationInput
+from planner.allocation.problem import AllocationInput, RunningReplicas
 from planner.allocation.relaxation import Relaxer, relax
 from planner.allocation.search import Effort, Search
 from planner.allocation.solve import plan_allocation
@@ -51,6 +51,11 @@ def random_input(seed: int, *, domains: int = 3, classes: int = 4) -> Allocation
                 offers.append(spot)
             if stock and rng.random() < 0.2:
                 held[f"d{d}", on_demand.instance_type, Market.ON_DEMAND] = 1
+    running = [
+        RunningReplicas(made, f"d{int(rng.integers(0, domains))}", int(rng.integers(1, 3)))
+        for made in templates
+        if rng.random() < 0.3
+    ]
     options = (
         AllocationOptions(),
         AllocationOptions(quotas=(Quota(vcpus=40, domains="d0"),)),
@@ -63,7 +68,7 @@ def random_input(seed: int, *, domains: int = 3, classes: int = 4) -> Allocation
         workload("code", float(rng.uniform(0.5, 3.0))),
         workload("mail", float(rng.uniform(0.5, 3.0))),
     ]
-    return AllocationInput.of(workloads, templates, offers, held, EXACT, options, rules)
+    return AllocationInput.of(workloads, templates, offers, held, EXACT, options, rules, running)
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -41,7 +41,7 @@ def unused_gpus(data: AllocationInput, plan: Plan) -> set[str]:
 
 @pytest.mark.parametrize("seed", range(24))
 def test_an_offer_enters_the_relaxation_just_below_its_entry_price(seed: int) -> None:
-    data = replace(random_input(seed), held={})
+    data = replace(random_input(seed), held={}, running=())
     plan = plan_allocation(data)
     found = entry_prices(data, plan)
     assert {gpu_of(entry.offer.node_class) for entry in found} == unused_gpus(data, plan)
@@ -56,7 +56,7 @@ def test_an_offer_enters_the_relaxation_just_below_its_entry_price(seed: int) ->
 
 @pytest.mark.parametrize("seed", [2, 6, 10, 14])
 def test_no_offer_of_the_same_gpu_would_enter_before_it(seed: int) -> None:
-    data = replace(random_input(seed), held={})
+    data = replace(random_input(seed), held={}, running=())
     plan = plan_allocation(data)
     for entry in entry_prices(data, plan):
         for other in data.offers:
@@ -82,16 +82,16 @@ def test_a_shared_replica_costs_each_workload_its_busy_time() -> None:
     data = shared_replicas()
     plan = plan_allocation(data)
     assert plan.cost_usd_per_hour == pytest.approx(3.0)
-    assert cost_by_workload(data, plan) == pytest.approx({"chat": 1.5, "code": 1.5})
+    assert cost_by_workload(plan) == pytest.approx({"chat": 1.5, "code": 1.5})
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_costs_by_workload_add_up_to_the_rent(seed: int) -> None:
-    data = replace(random_input(seed), held={})
+    data = replace(random_input(seed), held={}, running=())
     plan = plan_allocation(data)
-    assert sum(cost_by_workload(data, plan).values()) <= plan.cost_usd_per_hour + 1e-6
+    assert sum(cost_by_workload(plan).values()) <= plan.cost_usd_per_hour + 1e-6
     if data.options.largest_spot_share == 1.0:  # else nodes that no replica uses make room
-        assert sum(cost_by_workload(data, plan).values()) == pytest.approx(plan.cost_usd_per_hour)
+        assert sum(cost_by_workload(plan).values()) == pytest.approx(plan.cost_usd_per_hour)
 
 
 def test_without_a_gpu_nobody_rents_it_and_an_unknown_one_is_named() -> None:
