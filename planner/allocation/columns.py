@@ -24,7 +24,7 @@ from planner.allocation.model import AllocationModel
 from planner.allocation.plan import Plan, Worth
 from planner.allocation.problem import AllocationInput
 from planner.allocation.relaxation import Relaxation, Relaxer, relax
-from planner.allocation.search import LEAST_GAP, Effort, Search, is_large
+from planner.allocation.search import LEAST_GAP, Effort, Search, is_large, is_small
 from planner.errors import SolverStoppedError
 from planner.perf.grids import Floats
 from planner.programs import Program, solve_program
@@ -105,8 +105,8 @@ class _Solve:
         first = None if start is None else model.values_of(start)
         with self.effort.timed("relaxation"):
             least = self._least_shortfall()
-        if least.objective > self.tolerance:
-            return self._scarce(first, least)
+        if least.objective > self.tolerance or is_small(model):
+            return self._in_two_steps(first)
         capped = limited(model.program, model, self.tolerance)
         with self.effort.timed("relaxation"):
             cheapest = self.relaxer.solve(capped)
@@ -118,7 +118,7 @@ class _Solve:
         search.run(self._until(SHORTFALL_TIME))
         if self._is_short(self._values(search)):
             if search.done and search.serving_all is None:  # perhaps no integers serve all
-                return self._scarce(search.values, least)
+                return self._in_two_steps(search.values)
             dearer = self._blended(MUCH_DEARER * dear, None)
             dearer.follow(search)
             search = dearer
@@ -164,7 +164,8 @@ class _Solve:
                 raise least_served_error(model.data)
         return self.relaxer.solve(replace(model.program, cost=model.shortfall))
 
-    def _scarce(self, first: Floats | None, least: Relaxation) -> _Found:
+    def _in_two_steps(self, first: Floats | None) -> _Found:
+        """The least shortfall, then the least cost at it."""
         model = self.model
         shortage = replace(model.program, cost=model.shortfall)
         search = self._search(shortage, first, self.demand, SHORTFALL_GAP)

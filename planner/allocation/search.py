@@ -20,14 +20,17 @@ from planner.allocation.decomposition import REST, Decomposition
 from planner.allocation.dive import dive
 from planner.allocation.model import AllocationModel
 from planner.allocation.relaxation import NEGLIGIBLE, Relaxation, Relaxer, best_of_each
+from planner.background import BackgroundSolve
 from planner.perf.grids import Floats
 from planner.programs import Flags, Program, Rows, solve_program
 
 TINY = 100  # replica columns of a model that is solved as a whole at once
-SMALL = 1500  # and of one that is later
+SMALL = 1500  # and of one that is solved as a whole beside the rest
 MANY_REPLICAS = 500  # in the relaxation, where plans begin with a dive: rounding is a small matter
 NEIGHBOURHOOD_COLUMNS = 1200
-NEIGHBOURHOOD_S = 2.0
+NEIGHBOURHOOD_S = 2.0  # at first
+SMALL_NEIGHBOURHOOD_S = 0.6  # the same of a small model
+MANY_IN_VAIN = 8  # neighbourhoods without a better plan, after which they get half as long again
 SHORT_WEIGHT = 20.0  # of a workload that falls short among those of a neighbourhood
 LEAST_FREE = 2  # domains or workloads in a neighbourhood, of more
 DIVE_SHARE = 0.7  # of the time, for a plan domain by domain
@@ -65,6 +68,11 @@ class Effort:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
 
 
+def is_small(model: AllocationModel) -> bool:
+    """Whether one integer program over all columns may be solved to the end."""
+    return bool(model.parts.replicas.size <= SMALL)
+
+
 def is_large(model: AllocationModel, relaxation: Relaxation) -> bool:
     """Whether plans are so large that they are made domain by domain first."""
     replicas = model.parts.replicas
@@ -93,8 +101,18 @@ class Search:
             self.relaxation = self.relaxer.solve(program)
         effort.columns_seen = max(effort.columns_seen, model.parts.replicas.size)
         self.bound = self.relaxation.objective
-        self.share = min(FIRST_SHARE, FIRST_COLUMNS / max(1, model.parts.replicas.size))
+        share = min(FIRST_SHARE, FIRST_COLUMNS / max(1, model.parts.replicas.size))
+        self.shares = [share, share, share]  # of domains, workloads and cells in a neighbourhood
+        self.patience_s = SMALL_NEIGHBOURHOOD_S if is_small(model) else NEIGHBOURHOOD_S
+        self._in_vain = 0
         self._blocks: list[Decomposition] | None = None
+        self._beside: BackgroundSolve | None = None
+        cells = np.where(
+            (model.domain == REST) | (model.family == REST),
+            REST,
+            model.domain * (1 + model.family.max(initial=0)) + model.family,
+        )
+        self._labels = (model.domain, model.family, cells)
         self.random = np.random.default_rng(0)
         self.kept = model.is_replica & (self.relaxation.values > NEGLIGIBLE)
         self.is_large = is_large(model, self.relaxation)
@@ -104,7 +122,7 @@ class Search:
         self.offer(other.values)
         self.offer(other.serving_all)
         self.kept |= other.kept
-        self.share = other.share
+        self.shares = list(other.shares)
         self.raise_bound(other.bound)
         if self.model.parts.replicas.size > SMALL:
             self._blocks = []  # the time goes into plans
@@ -147,22 +165,49 @@ class Search:
 
     def run(self, deadline: float) -> None:
         """Until the gap is closed or perf_counter() passes `deadline`."""
+        if self.model.parts.replicas.size <= TINY:
+            self._whole(0.3 * (deadline - time.perf_counter()))
+        seconds = deadline - time.perf_counter()
+        if self.done or seconds <= 0.05:
+            return
+        if not is_small(self.model):
+            self._alternate(deadline)
+            return
+        self.effort.columns_kept = self.program.columns
+        with (
+            self.effort.timed("whole, beside the rest"),
+            BackgroundSolve(self.program, self.gap_asked, seconds, self.values) as beside,
+        ):
+            self._beside = beside
+            self._alternate(deadline)
+        self._exchange()
+        self._beside = None
+
+    def _exchange(self) -> None:
+        """Plans and bounds to and from the solve beside."""
+        beside = self._beside
+        if beside is None:
+            return
+        theirs, mine = beside.take(), self.objective
+        self.offer(theirs)
+        if self.values is not None and self.objective == mine:
+            beside.give(self.values)
+        self.raise_bound(beside.bound)
+
+    def _alternate(self, deadline: float) -> None:
+        """Plans from neighbourhoods and bounds from blocks in turns."""
 
         def left() -> float:
             return deadline - time.perf_counter()
 
         blocks_s = min(MOST_BLOCKS_S, BLOCKS_SHARE * left())
         if self._blocks is None:
-            if self.model.parts.replicas.size <= TINY:
-                self._whole(0.3 * left())
             if self.is_large:
                 self._blocks = []
                 self._dive(DIVE_SHARE * left())
             else:
                 self._round(0.05 * left() + 0.2)
                 self._neighbourhoods(0.25 * left())
-                if self.model.parts.replicas.size <= SMALL:
-                    self._whole(0.4 * left())
                 self._blocks = self._decompositions()
             for each in self._blocks:
                 if not self.done and left() > 0.05:
@@ -179,7 +224,10 @@ class Search:
             resting = max(0, resting - 1)
             if turn % 3 == 0 and not self.is_large:
                 self._pool(min(left(), 2.0 + turn))
-            self._neighbourhoods(min(left(), 6.0))
+            self._neighbourhoods(min(left(), max(6.0, 3.0 * self.patience_s)))
+            if self.values is None and self._beside is not None:
+                self._beside.wait(min(left(), 0.1))
+            self._exchange()
             turn += 1
 
     def _decompositions(self) -> list[Decomposition]:
@@ -252,19 +300,24 @@ class Search:
         ends = time.perf_counter() + seconds
         with self.effort.timed("neighbourhoods"):
             while not self.done and (room := ends - time.perf_counter()) > 0.05:
-                labels = self.model.domain if self.random.random() < 0.5 else self.model.family
+                kind = int(self.random.integers(len(self._labels)))
+                labels = self._labels[kind]
                 names = np.unique(labels[labels != REST])
-                free = self._neighbours(labels, names)
+                free = self._neighbours(labels, names, self.shares[kind])
                 before = self.objective
-                proven = self._solve_free(free, min(room, NEIGHBOURHOOD_S))
+                proven = self._solve_free(free, min(room, self.patience_s))
+                self._in_vain = 0 if self.objective < before else self._in_vain + 1
                 if not proven:
-                    self.share = max(0.02, 0.8 * self.share)
+                    self.shares[kind] = max(0.02, 0.8 * self.shares[kind])
                 elif self.objective >= before:
-                    self.share = min(1.0, 1.2 * self.share)
+                    self.shares[kind] = min(1.0, 1.2 * self.shares[kind])
+                if self._in_vain >= MANY_IN_VAIN:
+                    self.patience_s, self._in_vain = 1.5 * self.patience_s, 0
+                self._exchange()
 
-    def _neighbours(self, labels: Rows, names: Rows) -> Flags:
+    def _neighbours(self, labels: Rows, names: Rows, share: float) -> Flags:
         least = min(LEAST_FREE, max(1, names.size - 1))
-        wanted = int(self.share * names.size + self.random.random())
+        wanted = int(share * names.size + self.random.random())
         count = min(names.size, max(least, wanted))
         weights = np.ones(names.size)
         if labels is self.model.family and self.values is not None:  # those that fall short first

@@ -235,6 +235,7 @@ def test_a_dive_leaves_whole_replicas_that_fit_and_a_relaxation_above_the_first(
 
 
 def test_large_plans_are_made_by_dives_and_keep_every_limit(monkeypatch) -> None:
+    monkeypatch.setattr(search, "TINY", 0)
     monkeypatch.setattr(search, "SMALL", 0)
     monkeypatch.setattr(search, "MANY_REPLICAS", 0)
     data = random_input(4)
