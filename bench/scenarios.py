@@ -12,10 +12,10 @@ from pathlib import Path
 
 from catalog.store import Catalog
 from planner.allocation.problem import AllocationInput
-from planner.scenario import with_caps
+from planner.scenario import ScenarioSpec, with_caps
 from tasks.allocation import allocation_input, read_library
 from tasks.inputs import Inputs, load_inputs
-from tasks.library import build_phase
+from tasks.library import build_phase, share_templates
 from tasks.scenario_file import read_scenario
 from tasks.solving import Solvers
 from tasks.suite import Instance, read_suite
@@ -29,20 +29,27 @@ def inputs_of(scenario: str, max_nodes: int) -> Inputs:
         return load_inputs(Catalog(Path(home)), changed)
 
 
+def built_library(spec: ScenarioSpec, home: Path) -> AllocationInput:
+    """A scenario's allocation, whose library is built first where the home lacks it."""
+    os.environ["PREFECT_LOGGING_ROOT_LEVEL"] = "CRITICAL"
+    catalog = Catalog(home)
+    inputs = load_inputs(catalog, spec)
+    with Solvers(kind=inputs.scenario.placement.solver) as solvers:
+        for phase in inputs.phases:
+            build_phase(catalog, phase, solvers)
+    share_templates(catalog, inputs.phases)
+    return allocation_input(inputs, read_library(catalog, inputs))
+
+
 @contextmanager
 def suite_inputs(
     scenario: str, home: str | None, deadline_s: float, only: str
 ) -> Iterator[Iterator[tuple[Instance, AllocationInput]]]:
     """The suite's instances of a scenario, whose library is built first where it is not there."""
-    os.environ["PREFECT_LOGGING_ROOT_LEVEL"] = "CRITICAL"
     spec, suite = read_scenario(scenario), read_suite()
     with tempfile.TemporaryDirectory() as folder:
         catalog = Catalog(Path(home or folder))
-        inputs = load_inputs(catalog, spec)
-        with Solvers(kind=inputs.scenario.placement.solver) as solvers:
-            for phase in inputs.phases:
-                build_phase(catalog, phase, solvers)
-        library = read_library(catalog, inputs)
+        library = built_library(spec, catalog.home).templates
 
         def instances() -> Iterator[tuple[Instance, AllocationInput]]:
             for instance in suite.instances:

@@ -230,6 +230,13 @@ def m007_demand_history(connection: duckdb.DuckDBPyConnection) -> None:
     )
 
 
+def m008_seed_imports(connection: duckdb.DuckDBPyConnection) -> None:
+    """Which shipped data a home has: newer data adds the rows that it lacks."""
+    connection.execute(
+        "CREATE TABLE seed_import (digest TEXT PRIMARY KEY, imported_at TIMESTAMPTZ NOT NULL)"
+    )
+
+
 MIGRATIONS: tuple[Migration, ...] = (
     m001_seed_tables,
     m002_decisions,
@@ -238,6 +245,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     m005_effort,
     m006_class_worth,
     m007_demand_history,
+    m008_seed_imports,
 )
 
 

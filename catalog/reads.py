@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 import duckdb
@@ -148,6 +149,13 @@ def read_rejected(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:
         "WHERE observed_at = (SELECT max(observed_at) FROM offer) GROUP BY ALL ORDER BY ALL"
     ).fetchall()
     return dict(rows)
+
+
+def read_prices_at(connection: duckdb.DuckDBPyConnection) -> datetime:
+    """When the latest prices were seen."""
+    rows = connection.execute("SELECT max(observed_at) FROM offer").fetchall()
+    seen: datetime = rows[0][0]
+    return seen
 
 
 def read_performance(connection: duckdb.DuckDBPyConnection) -> PerformanceFrames:

@@ -6,6 +6,7 @@ never planned with.
 
 from __future__ import annotations
 
+import hashlib
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
@@ -21,6 +22,28 @@ SNAPSHOT_AT = datetime(2026, 11, 29, tzinfo=UTC)
 LENGTHS = {"azure2023_conv", "azure2023_code"}
 PRICE_ROUNDING_USD = 1e-4  # sources round spot prices to four decimals
 TRACES = ("azure2023_conv", "azure2023_code")
+# What makes a row of each table itself: a home that has it keeps its own.
+KEYS: dict[str, tuple[str, ...]] = {
+    "gpu": ("gpu",),
+    "model": ("model",),
+    "instance_type": ("cloud", "instance_type"),
+    "layer_profile": (
+        "model", "dtype", "gpu_profile", "tensor_parallel_size", "expert_parallel_size", "phase",
+        "batch", "tokens", "context",
+    ),
+    "calibration": ("gpu_profile", "scope", "dtype"),
+    "all_reduce": ("gpu_profile", "tensor_parallel_size", "message_bytes"),
+    "all_reduce_fit": ("gpu_profile", "tensor_parallel_size", "source"),
+    "engine_point": (
+        "model", "gpu_profile", "tensor_parallel_size", "input_tokens", "output_tokens",
+        "concurrency",
+    ),
+    "offer": ("observed_at", "domain", "zone", "instance_type", "market"),
+    "availability": ("observed_at", "level", "domain", "instance_type"),
+    "length_distribution": ("name",),
+    "demand": ("trace", "minute"),
+    "demand_history": ("series", "window_start"),
+}  # fmt: skip
 
 
 def seed_folder() -> Path:
@@ -29,21 +52,25 @@ def seed_folder() -> Path:
 
 
 def import_seed(connection: duckdb.DuckDBPyConnection, folder: Path | None = None) -> bool:
-    """Fill an empty catalog inside the caller's transaction; False when it was filled before.
+    """Add the shipped rows that a home lacks, inside the caller's transaction; whether it looked.
 
+    Once per content of the shipped files. Rows that are there stay as they are, also where the
+    shipped ones differ.
     Raises SeedError: a file is missing or lacks a column.
     """
-    if connection.execute("SELECT gpu FROM gpu").fetchall():
-        return False
     where = folder or seed_folder()
     try:
+        digest = _digest_of(where)
+        if connection.execute("SELECT 1 FROM seed_import WHERE digest = ?", [digest]).fetchall():
+            return False
         for table, frame in _frames(where).items():
-            _insert(connection, table, frame)
+            _insert_missing(connection, table, frame)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise SeedError(
             f"the shipped data in {where} is incomplete ({str(error).splitlines()[0]}); "
             "install Coral again"
         ) from error
+    connection.execute("INSERT INTO seed_import VALUES (?, now())", [digest])
     return True
 
 
@@ -248,8 +275,17 @@ def _renamed(frame: pl.DataFrame, **names: str) -> pl.DataFrame:
     return frame.rename(names)
 
 
-def _insert(connection: duckdb.DuckDBPyConnection, table: str, frame: pl.DataFrame) -> None:
-    """Insert the columns that the table names; the frame may have more."""
+def _digest_of(where: Path) -> str:
+    """Content hash of the shipped files."""
+    digest = hashlib.sha256()
+    for path in sorted(where.iterdir()):
+        if path.suffix in {".csv", ".parquet"}:
+            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _insert_missing(connection: duckdb.DuckDBPyConnection, table: str, frame: pl.DataFrame) -> None:
+    """Insert rows whose key the table lacks; the frame may have more columns than it names."""
     names = [
         str(row[0])
         for row in connection.execute(
@@ -263,5 +299,9 @@ def _insert(connection: duckdb.DuckDBPyConnection, table: str, frame: pl.DataFra
     rows = frame.select(names)
     connection.register("seed_rows", rows.to_arrow())
     columns = ", ".join(names)
-    connection.execute(f"INSERT INTO {table} ({columns}) SELECT {columns} FROM seed_rows")
+    same = " AND ".join(f"k.{name} IS NOT DISTINCT FROM s.{name}" for name in KEYS[table])
+    connection.execute(
+        f"INSERT INTO {table} ({columns}) SELECT {columns} FROM seed_rows s "
+        f"WHERE NOT EXISTS (SELECT 1 FROM {table} k WHERE {same})"
+    )
     connection.unregister("seed_rows")

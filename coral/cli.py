@@ -44,7 +44,8 @@ Scenario = Annotated[
     typer.Option(
         "--scenario",
         "-s",
-        help="A scenario file, or a shipped one: core, extended, small-nodes, suite, tiny.",
+        help="A scenario file, or a shipped one: core, extended, internet, small-nodes, suite, "
+        "tiny.",
     ),
 ]
 Home = Annotated[

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -348,10 +349,17 @@ def _print_sources(console: Console, result: AllocationResult) -> None:
     console.print(
         f"Performance numbers behind the replicas, by their worst source: {parts or 'none'}."
     )
+    seen = result.inputs.prices_at
+    age = datetime.now(UTC) - seen
     console.print(
-        f"Prices: shipped snapshot, {accepted} accepted, {sum(rejected.values())} rejected "
-        f"({reasons})."
+        f"Prices of {seen:%Y-%m-%d %H:%M} UTC ({_age(age)} old): {accepted} accepted, "
+        f"{sum(rejected.values())} rejected ({reasons})."
     )
+
+
+def _age(age: timedelta) -> str:
+    hours = age.total_seconds() / 3600.0
+    return f"{hours:.0f} hours" if hours < 48 else f"{hours / 24:.0f} days"
 
 
 def _markets(plan: Plan, planned: PlannedReplicas) -> str:

@@ -82,13 +82,8 @@ def solve_program(
     start: Floats | None = None,
 ) -> Answer:
     """Solve on one thread; `start` holds values of all columns to begin from."""
-    solver = _solver(program, relax)
-    solver.setOptionValue("mip_rel_gap", relative_gap)
-    if start is not None:
-        first = highspy.HighsSolution()
-        first.col_value = start.tolist()
-        solver.setSolution(first)
-    return _run(solver, time_limit_s, is_mip=not relax and bool(program.integer.any()))
+    solver = set_up(program, relax=relax, relative_gap=relative_gap, start=start)
+    return run_solver(solver, time_limit_s, is_mip=not relax and bool(program.integer.any()))
 
 
 class LinearProgram:
@@ -96,7 +91,9 @@ class LinearProgram:
 
     def __init__(self, program: Program) -> None:
         self.columns = program.columns
-        self._solver = _solver(program, relax=True)
+        self._solver = set_up(program, relax=True)
+        rows = zip(program.row_lower.tolist(), program.row_upper.tolist(), strict=True)
+        self._rows = dict(enumerate(rows))
 
     def add_columns(self, program: Program) -> None:
         """Columns with the same rows."""
@@ -107,11 +104,31 @@ class LinearProgram:
         )  # fmt: skip
         self.columns += program.columns
 
+    def change(self, program: Program, columns: Rows) -> None:
+        """Costs and bounds of a program with the same matrix, of which it has these columns."""
+        numbers = np.arange(columns.size, dtype=np.int32)
+        solver, chosen = self._solver, program.cost[columns]
+        solver.changeColsCost(columns.size, numbers, chosen)
+        lower, upper = program.lower[columns], program.upper[columns]
+        solver.changeColsBounds(columns.size, numbers, lower, upper)
+        limits = zip(program.row_lower.tolist(), program.row_upper.tolist(), strict=True)
+        for row, (least, most) in enumerate(limits):
+            if (least, most) != self._rows[row]:
+                solver.changeRowBounds(row, least, most)
+                self._rows[row] = (least, most)
+
     def solve(self) -> Answer:
-        return _run(self._solver, None, is_mip=False)
+        return run_solver(self._solver, None, is_mip=False)
 
 
-def _solver(program: Program, relax: bool) -> Any:
+def set_up(
+    program: Program,
+    *,
+    relax: bool = False,
+    relative_gap: float = 1e-6,
+    start: Floats | None = None,
+) -> Any:
+    """HiGHS with the program in it, on one thread."""
     solver = highspy.Highs()  # type: ignore[no-untyped-call]
     solver.setOptionValue("output_flag", False)
     solver.setOptionValue("threads", 1)
@@ -128,12 +145,21 @@ def _solver(program: Program, relax: bool) -> Any:
     model.a_matrix_.index_ = program.matrix.indices
     model.a_matrix_.value_ = program.matrix.data
     solver.passModel(model)
+    solver.setOptionValue("mip_rel_gap", relative_gap)
+    if start is not None:
+        first = highspy.HighsSolution()
+        first.col_value = start.tolist()
+        solver.setSolution(first)
     return solver
 
 
-def _run(solver: Any, time_limit_s: float | None, *, is_mip: bool) -> Answer:
-    if time_limit_s is not None:
-        solver.setOptionValue("time_limit", solver.getRunTime() + time_limit_s)
+def run_solver(solver: Any, time_limit_s: float | None, *, is_mip: bool) -> Answer:
+    """Solve what is set up, and read the answer.
+
+    Raises SolverStoppedError: the solver failed (which a time limit or an interrupt is not).
+    """
+    if time_limit_s is not None:  # HiGHS refuses a negative limit, and then has none
+        solver.setOptionValue("time_limit", solver.getRunTime() + max(0.0, time_limit_s))
     solver.run()
     status, info = solver.getModelStatus(), solver.getInfo()
     statuses = highspy.HighsModelStatus

@@ -92,10 +92,24 @@ class WorkloadSpec(_Strict):
 
 
 class StockSpec(_Strict):
-    """Which assumed stock level to plan with, and a factor on it."""
+    """Which assumed stock level to plan with, and a factor on it.
+
+    `unknown_gpus` stands in for instance types of which no level assumes anything in a domain: as
+    many nodes as hold so many GPUs together, at least one. With 0 they are left out.
+    """
 
     level: Literal["ample", "limited", "scarce"] = "limited"
     factor: float = Field(default=1.0, ge=0.0)
+    unknown_gpus: int = Field(default=0, ge=0)
+
+    @property
+    def note(self) -> str:
+        """What is said wherever the stock is used."""
+        factor = "" if self.factor == 1.0 else f" x {self.factor:g}"
+        note = f"assumed, level {self.level}{factor}"
+        if self.unknown_gpus:
+            note += f"; where unknown, {self.unknown_gpus} GPUs{factor} by type and domain assumed"
+        return note
 
 
 class OwnedSpec(_Strict):
@@ -296,10 +310,7 @@ def resolve_scenario(spec: ScenarioSpec, known: Known) -> Scenario:
     resolved = [_workload(item, spec, known, where) for item in spec.workloads]
     workloads = tuple(workload for workload, _ in resolved)
     _refuse_repeats("workload name", [w.name for w in workloads], where)
-    note = f"assumed, level {spec.stock.level}"
-    if spec.stock.factor != 1.0:
-        note += f" x {spec.stock.factor:g}"
-    offers = (*_offers(spec, known, note, where), *_owned(spec, known, where))
+    offers = (*_offers(spec, known), *_owned(spec, known, where))
     if not offers:
         raise MarketError(
             f"{where}: no domain offers any of its node classes with stock at level "
@@ -323,7 +334,7 @@ def resolve_scenario(spec: ScenarioSpec, known: Known) -> Scenario:
             workload.name: _rules(item, workload.name, spec, where)
             for item, workload in zip(spec.workloads, workloads, strict=True)
         },
-        stock_note=note,
+        stock_note=spec.stock.note,
         forecasts={workload.name: found for workload, found in resolved if found is not None},
         engine=spec.engine,
     )
@@ -462,7 +473,7 @@ def _forecast(demand: DemandSpec, spec: ScenarioSpec, known: Known, place: str) 
     return forecast_demand(history, horizon, demand.quantile)
 
 
-def _offers(spec: ScenarioSpec, known: Known, note: str, where: str) -> tuple[Offer, ...]:
+def _offers(spec: ScenarioSpec, known: Known) -> tuple[Offer, ...]:
     """The cheapest zone's price of every (domain, instance type, market) with stock."""
     cheapest: dict[tuple[str, str, Market], MarketRow] = {}
     for row in known.prices:
@@ -481,11 +492,17 @@ def _offers(spec: ScenarioSpec, known: Known, note: str, where: str) -> tuple[Of
             if found is None or row.price_usd_per_hour < found.price_usd_per_hour:
                 cheapest[key] = row
     kinds = {(kind.cloud, kind.name): kind for kind in known.instance_types}
+    assumed = {(domain, instance_type) for _, domain, instance_type in known.stock}
     offers = []
     for (domain, instance_type, market), row in sorted(cheapest.items()):
         kind = kinds[domain.split(":")[0], instance_type]
-        nodes = known.stock.get((spec.stock.level, domain, instance_type), 0)
-        stock = math.floor(nodes * spec.stock.factor)
+        if (domain, instance_type) in assumed or not spec.stock.unknown_gpus:
+            nodes = known.stock.get((spec.stock.level, domain, instance_type), 0)
+            stock, source = math.floor(nodes * spec.stock.factor), spec.stock.note
+        else:
+            nodes = max(1, spec.stock.unknown_gpus // kind.node.gpu_count)
+            stock = math.floor(nodes * spec.stock.factor)
+            source = f"stock unknown: assumed {stock} nodes"
         if stock > 0:
             offers.append(
                 Offer(
@@ -495,7 +512,7 @@ def _offers(spec: ScenarioSpec, known: Known, note: str, where: str) -> tuple[Of
                     market=market,
                     price_usd_per_hour=row.price_usd_per_hour,
                     stock=stock,
-                    stock_source=note,
+                    stock_source=source,
                     zone=row.zone,
                     gpus=kind.node.gpu_count,
                     vcpus=kind.vcpus,

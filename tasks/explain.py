@@ -54,7 +54,7 @@ def explain_latest(home: str | None, scenario: str, without: str | None = None) 
     return Explanation(
         recorded,
         plan,
-        cost_by_workload(data, plan) if plan else {},
+        cost_by_workload(plan) if plan else {},
         entry_prices(data, plan) if plan else (),
         best,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 
 import duckdb
@@ -47,6 +48,7 @@ class Inputs:
     phases: tuple[PhaseInputs, ...]
     performance: PerformanceModel
     offers_rejected: Mapping[str, int]  # by reason; key '' counts the accepted ones
+    prices_at: datetime  # when the latest prices were seen
 
 
 def load_inputs(catalog: Catalog, spec: ScenarioSpec) -> Inputs:
@@ -60,6 +62,7 @@ def load_inputs(catalog: Catalog, spec: ScenarioSpec) -> Inputs:
         known = read_known(connection)
         frames = reads.read_performance(connection)
         rejected = reads.read_rejected(connection)
+        prices_at = reads.read_prices_at(connection)
     scenario = resolve_scenario(spec, known)
     performance = performance_model(frames)
     placement = scenario.placement
@@ -73,7 +76,7 @@ def load_inputs(catalog: Catalog, spec: ScenarioSpec) -> Inputs:
         for workload in scenario.workloads
         for phase in Phase
     )
-    return Inputs(scenario, phases, performance, rejected)
+    return Inputs(scenario, phases, performance, rejected, prices_at)
 
 
 def read_known(connection: duckdb.DuckDBPyConnection) -> Known:

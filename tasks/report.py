@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,6 +13,7 @@ import jinja2
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from planner.allocation.explain import cost_by_workload
 from planner.allocation.plan import Plan
 from planner.placement.settings import PlacementSettings
 from planner.types import Market, Phase, Template
@@ -71,6 +71,7 @@ def write_report(
         template_chart=_svg(_template_figure(templates, _class_prices(inputs))),
         numbers=_numbers(inputs, plan),
         assumptions=_assumptions(scenario.placement, scenario.stock_note),
+        prices_at=inputs.prices_at.isoformat(timespec="minutes"),
         rejected={k: n for k, n in inputs.offers_rejected.items() if k},
         accepted=inputs.offers_rejected.get("", 0),
     )
@@ -78,26 +79,6 @@ def write_report(
     draft = path.with_suffix(".draft")
     draft.write_text(text, encoding="utf-8")
     draft.replace(path)
-
-
-def cost_by_workload(plan: Plan) -> dict[str, float]:
-    """USD/hour of each workload: a replica's rent, shared as its time is (A4)."""
-    prices: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for nodes in plan.nodes:
-        place = (nodes.offer.domain, nodes.offer.node_class)
-        prices[place] += [nodes.offer.price_usd_per_hour] * nodes.count
-    costs = dict.fromkeys((service.workload for service in plan.services), 0.0)
-    for planned in plan.replicas:
-        rent = planned.count * sum(
-            count * sum(prices[planned.domain, name]) / len(prices[planned.domain, name])
-            for name, count in planned.template.combination
-        )
-        serves = planned.template.serves
-        times = {name: rps / serves[name] for name, rps in planned.load_rps.items()}
-        times = times or {planned.template.workload: 1.0}  # idle, but rented for it
-        for name, time in times.items():
-            costs[name] += rent * time / sum(times.values())
-    return costs
 
 
 def _plan_rows(plan: Plan) -> list[tuple[str, str, str, int, str]]:

@@ -23,10 +23,11 @@ from planner.allocation.full_model import least_served_error
 from planner.allocation.model import AllocationModel
 from planner.allocation.plan import Plan, Worth
 from planner.allocation.problem import AllocationInput
-from planner.allocation.search import LEAST_GAP, Effort, Relaxation, Search, relax
+from planner.allocation.relaxation import Relaxation, Relaxer, relax
+from planner.allocation.search import LEAST_GAP, Effort, Search, is_large, is_small
 from planner.errors import SolverStoppedError
 from planner.perf.grids import Floats
-from planner.programs import Program, Rows, solve_program
+from planner.programs import Program, solve_program
 from planner.solver import Outcome, SolveReport
 
 DEARER = 5.0  # an unserved request/s over the dearest marginal one that is served
@@ -73,12 +74,12 @@ def worth_of_plan(data: AllocationInput, plan: Plan) -> Worth:
     """What binds in a plan that was not solved for just now."""
     model = AllocationModel(data)
     tolerance = shortfall_tolerance(data)
-    least = relax(model, model.fulfilling(model.shortfall), Effort())
+    least = relax(model, model.fulfilling(model.shortfall))
     is_short = plan.weighted_shortfall > tolerance
     explained = least
     if not is_short:
         capped = limited(model.fulfilling(model.program.cost), model, tolerance)
-        explained = relax(model, capped, Effort(), least.pool)
+        explained = relax(model, capped, least.pool)
     return _worth(model, model.values_of(plan), explained, is_short)
 
 
@@ -88,7 +89,7 @@ class _Solve:
     def __init__(
         self, model: AllocationModel, effort: Effort, started: float, clock: Callable[[], float]
     ) -> None:
-        self.model, self.effort = model, effort
+        self.model, self.effort, self.relaxer = model, effort, Relaxer(model)
         self.settings = model.data.settings
         self.tolerance = shortfall_tolerance(model.data)
         self.demand = max(model.data.weighted_demand, self.tolerance)
@@ -104,19 +105,21 @@ class _Solve:
         first = None if start is None else model.values_of(start)
         with self.effort.timed("relaxation"):
             least = self._least_shortfall()
-        if least.objective > self.tolerance:
-            return self._scarce(first, least)
+        if least.objective > self.tolerance or is_small(model):
+            return self._in_two_steps(first)
         capped = limited(model.program, model, self.tolerance)
         with self.effort.timed("relaxation"):
-            cheapest = relax(model, capped, self.effort, least.pool)
+            cheapest = self.relaxer.solve(capped)
         dearest = np.max(cheapest.duals[model.demand_rows] / model.weight, initial=0.0)
         dear = DEARER * max(float(dearest), 1e-9)
-        search = self._blended(dear, first, cheapest.pool)
+        if is_large(model, cheapest):
+            dear *= MUCH_DEARER
+        search = self._blended(dear, first)
         search.run(self._until(SHORTFALL_TIME))
         if self._is_short(self._values(search)):
             if search.done and search.serving_all is None:  # perhaps no integers serve all
-                return self._scarce(search.values, least)
-            dearer = self._blended(MUCH_DEARER * dear, None, cheapest.pool)
+                return self._in_two_steps(search.values)
+            dearer = self._blended(MUCH_DEARER * dear, None)
             dearer.follow(search)
             search = dearer
         search.run(self._until(1.0))
@@ -129,7 +132,7 @@ class _Solve:
             return _Found(values, steps, cheapest, is_short=False)
         short, cost = (float(c @ values) for c in (model.shortfall, model.program.cost))
         unproven = SolveReport(Outcome.INCUMBENT, short, 0.0, short / self.demand)
-        bound = relax(model, limited(model.program, model, short), self.effort, cheapest.pool)
+        bound = self.relaxer.solve(limited(model.program, model, short))
         gap = max(0.0, cost - bound.objective) / cost if cost else 0.0
         steps = Steps(unproven, SolveReport(Outcome.INCUMBENT, cost, bound.objective, gap))
         return _Found(values, steps, least, is_short=True)
@@ -142,48 +145,47 @@ class _Solve:
         proven = gap <= max(self.settings.relative_gap, LEAST_GAP)
         return SolveReport(Outcome.PROVEN if proven else Outcome.INCUMBENT, cost, bound, gap)
 
-    def _blended(self, dear: float, first: Floats | None, pool: Rows) -> Search:
+    def _blended(self, dear: float, first: Floats | None) -> Search:
         """A search for A0 and `dear` USD for every unserved weighted request/s."""
         model = self.model
         blended = replace(model.program, cost=model.program.cost + dear * model.shortfall)
-        return self._search(blended, first, pool, 1e-9, self.settings.relative_gap)
+        return self._search(blended, first, 1e-9, self.settings.relative_gap)
 
     def _least_shortfall(self) -> Relaxation:
         """The relaxation of the shortfall, with A11 kept.
 
         Raises LeastServedError where it can't be.
         """
-        model, pool = self.model, None
+        model = self.model
         if model.parts.missed.size:
             cost = np.zeros(model.program.columns)
             cost[model.parts.missed] = 1.0
-            phase_one = relax(model, model.fulfilling(cost), self.effort)
-            if phase_one.objective > self.tolerance:
+            if self.relaxer.solve(model.fulfilling(cost)).objective > self.tolerance:
                 raise least_served_error(model.data)
-            pool = phase_one.pool
-        return relax(model, replace(model.program, cost=model.shortfall), self.effort, pool)
+        return self.relaxer.solve(replace(model.program, cost=model.shortfall))
 
-    def _scarce(self, first: Floats | None, least: Relaxation) -> _Found:
+    def _in_two_steps(self, first: Floats | None) -> _Found:
+        """The least shortfall, then the least cost at it."""
         model = self.model
         shortage = replace(model.program, cost=model.shortfall)
-        search = self._search(shortage, first, least.pool, self.demand, SHORTFALL_GAP)
+        search = self._search(shortage, first, self.demand, SHORTFALL_GAP)
         search.run(self._until(SHORTFALL_TIME))
         values = self._values(search)
         capped = limited(model.program, model, search.objective + self.tolerance)
-        cheapest = self._search(capped, values, least.pool, 1e-9, self.settings.relative_gap)
+        cheapest = self._search(capped, values, 1e-9, self.settings.relative_gap)
         cheapest.run(max(self._until(1.0), time.perf_counter() + LEAST_SOLVE_S))
         is_short = self._is_short(values)
         steps = Steps(_report(search), _report(cheapest))
-        explained = search.relaxation if is_short else cheapest.relaxation
+        explained = cheapest.relaxation
+        if is_short:  # from no basis: prices of a degenerate optimum depend on the way there
+            explained = relax(model, shortage, search.relaxation.pool)
         return _Found(self._values(cheapest), steps, explained, is_short)
 
     def _is_short(self, values: Floats) -> bool:
         return float(self.model.shortfall @ values) > self.tolerance
 
-    def _search(
-        self, program: Program, first: Floats | None, pool: Rows, scale: float, gap: float
-    ) -> Search:
-        search = Search(self.model, program, gap, scale, self.effort, pool)
+    def _search(self, program: Program, first: Floats | None, scale: float, gap: float) -> Search:
+        search = Search(self.model, program, gap, scale, self.effort, self.relaxer)
         if first is not None:
             search.offer(first)
         nothing = self.model.nothing()

@@ -15,7 +15,7 @@ from planner.allocation.columns import limited
 from planner.allocation.model import AllocationModel
 from planner.allocation.plan import Plan, PlannedReplicas
 from planner.allocation.problem import AllocationInput, node_key
-from planner.allocation.search import Effort, Relaxation, relax
+from planner.allocation.relaxation import Relaxation, relax
 from planner.errors import UnknownNameError
 from planner.perf.grids import Floats
 from planner.programs import Rows
@@ -49,9 +49,9 @@ def without_gpu(data: AllocationInput, gpu: str) -> AllocationInput:
     return replace(data, offers=offers)
 
 
-def cost_by_workload(data: AllocationInput, plan: Plan) -> Mapping[str, float]:
+def cost_by_workload(plan: Plan) -> Mapping[str, float]:
     """USD/hour of the nodes by workload; a shared replica's by the time each one keeps it busy."""
-    costs = {workload.name: 0.0 for workload in data.workloads}
+    costs = {service.workload: 0.0 for service in plan.services}
     for planned in plan.replicas:
         usd_per_hour, serves = replica_cost(plan, planned), planned.template.serves
         busy = {name: rps / serves[name] for name, rps in planned.load_rps.items()}
@@ -113,8 +113,8 @@ class _EntrySearch:
         short = plan.weighted_shortfall + shortfall_tolerance(data)
         model = self.model
         self.program = limited(model.fulfilling(model.program.cost), model, short)
-        least = relax(model, model.fulfilling(model.shortfall), Effort())
-        self.relaxation = relax(model, self.program, Effort(), least.pool)
+        least = relax(model, model.fulfilling(model.shortfall))
+        self.relaxation = relax(model, self.program, least.pool)
         self.most_share = self._most_shares()
 
     def entry(self, number: int) -> EntryPrice:
@@ -145,7 +145,7 @@ class _EntrySearch:
         else:
             upper = upper.copy()
             upper[column] = 0.0
-        return relax(self.model, replace(program, cost=costs, upper=upper), Effort(), pool)
+        return relax(self.model, replace(program, cost=costs, upper=upper), pool)
 
     def _hours(self, number: int) -> float:
         """What a node costs over the horizon, in hours of its price."""

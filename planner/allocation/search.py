@@ -17,21 +17,31 @@ import numpy as np
 
 from planner.allocation.assemble import shortfall_tolerance
 from planner.allocation.decomposition import REST, Decomposition
+from planner.allocation.dive import dive
 from planner.allocation.model import AllocationModel
+from planner.allocation.relaxation import NEGLIGIBLE, Relaxation, Relaxer, best_of_each
+from planner.background import BackgroundSolve
 from planner.perf.grids import Floats
-from planner.programs import Flags, LinearProgram, Program, Rows, solve_program
+from planner.programs import Flags, Program, Rows, solve_program
 
-COLUMNS_PER_ROUND = 40  # of one domain, workload and phase that column generation adds
 TINY = 100  # replica columns of a model that is solved as a whole at once
-SMALL = 1500  # and of one that is later
+SMALL = 1500  # and of one that is solved as a whole beside the rest
+MANY_REPLICAS = 500  # in the relaxation, where plans begin with a dive: rounding is a small matter
 NEIGHBOURHOOD_COLUMNS = 1200
-NEIGHBOURHOOD_S = 2.0
+NEIGHBOURHOOD_S = 2.0  # at first
+SMALL_NEIGHBOURHOOD_S = 0.6  # the same of a small model
+MANY_IN_VAIN = 8  # neighbourhoods without a better plan, after which they get half as long again
+SHORT_WEIGHT = 20.0  # of a workload that falls short among those of a neighbourhood
 LEAST_FREE = 2  # domains or workloads in a neighbourhood, of more
+DIVE_SHARE = 0.7  # of the time, for a plan domain by domain
+DIVE_REST = 0.5  # of that, for what the last domains leave
+LEAST_DIVE_REST_S = 1.0
+DIVE_COLUMNS = 2500
 FIRST_SHARE = 0.4  # of all domains or workloads in a neighbourhood
+FIRST_COLUMNS = 6000  # replica columns of the first neighbourhoods, where that is less
 STALLED = 5e-4  # of the bound: blocks that raise it less rest for a while
 MOST_BLOCKS_S = 3.0  # of all blocks together, once
 BLOCKS_SHARE = 0.06  # the same, of the time there is
-NEGLIGIBLE = 1e-7
 LEAST_GAP = 1e-6  # below it is the solver's own tolerance
 
 
@@ -58,86 +68,15 @@ class Effort:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
 
 
-@dataclass(frozen=True)
-class Relaxation:
-    """Optimum of the linear relaxation."""
-
-    objective: float
-    duals: Floats  # of rows
-    waste: Floats  # reduced cost of a replica over the worth of its nodes
-    values: Floats  # of all columns
-    pool: Rows  # all replica columns that were tried
+def is_small(model: AllocationModel) -> bool:
+    """Whether one integer program over all columns may be solved to the end."""
+    return bool(model.parts.replicas.size <= SMALL)
 
 
-def relax(
-    model: AllocationModel, program: Program, effort: Effort, pool: Rows | None = None
-) -> Relaxation:
-    """Column generation from the replica columns of `pool` on, by negative reduced cost.
-
-    Every round prices all columns at once. A replica that serves several workloads is priced with
-    the loads that would come with it. The program must be feasible with the pool's columns.
-    """
-    parts = model.parts
-    matrix = program.matrix.T.tocsr()
-    inside = np.zeros(program.columns, dtype=bool)
-
-    def with_loads(replicas: Rows) -> Rows:
-        loads = model.loads_of
-        return np.concatenate([replicas, *(loads[x] for x in replicas.tolist() if x in loads)])
-
-    others = np.setdiff1d(np.arange(program.columns), np.concatenate([parts.replicas, parts.load]))
-    first = others
-    if pool is not None and pool.size:
-        inside[pool] = True
-        first = np.concatenate([others, with_loads(pool)])
-    order = [first]
-    lp = LinearProgram(program.of_columns(first))
-    group = (
-        (model.domain[parts.replicas] * (len(model.data.workloads) + 1)
-         + model.workload[parts.replicas] + 1) * 3
-        + model.phases[model.template[parts.replicas]]
-    )  # fmt: skip
-    while True:
-        answer = lp.solve()
-        reduced = program.cost - matrix @ answer.duals
-        priced = reduced[parts.replicas] + best_loads(model, program, reduced)
-        candidates = np.flatnonzero((priced < -NEGLIGIBLE) & ~inside[parts.replicas])
-        if not candidates.size:
-            break
-        chosen = parts.replicas[_most_negative(candidates, priced, group, COLUMNS_PER_ROUND)]
-        inside[chosen] = True
-        new = with_loads(chosen)
-        lp.add_columns(program.of_columns(new))
-        order.append(new)
-    columns = np.concatenate(order)
-    effort.columns_seen = max(effort.columns_seen, parts.replicas.size)
-    values = np.zeros(program.columns)
-    if answer.values is not None:
-        values[columns] = answer.values
-    nodes = np.zeros(program.row_lower.size)
-    nodes[model.node_rows] = np.maximum(-answer.duals[model.node_rows], 0.0)
-    worth = (matrix @ nodes)[parts.replicas]
-    waste = priced / np.maximum(worth, 1e-9 * max(1.0, float(worth.max(initial=0.0))))
-    tried = parts.replicas[inside[parts.replicas]]
-    return Relaxation(answer.objective, answer.duals, waste, values, tried)
-
-
-def best_loads(model: AllocationModel, program: Program, reduced: Floats) -> Floats:
-    """What the best load of each replica is worth, at most 0; rows of A4 are not there yet."""
-    best = np.zeros(model.parts.replicas.size)
-    if model.parts.load.size:
-        t = model.template[model.parts.load]
-        rate = model.rates[t, model.workload[model.parts.load]]
-        np.minimum.at(best, model.replica_of_load, rate * reduced[model.parts.load])
-    return best
-
-
-def _most_negative(candidates: Rows, priced: Floats, group: Rows, most: int) -> Rows:
-    """Of each group the candidates of least reduced cost."""
-    order = candidates[np.lexsort((priced[candidates], group[candidates]))]
-    sorted_groups = group[order]
-    first = np.searchsorted(sorted_groups, sorted_groups, side="left")
-    return order[np.arange(order.size) - first < most]
+def is_large(model: AllocationModel, relaxation: Relaxation) -> bool:
+    """Whether plans are so large that they are made domain by domain first."""
+    replicas = model.parts.replicas
+    return replicas.size > SMALL and float(relaxation.values[replicas].sum()) >= MANY_REPLICAS
 
 
 class Search:
@@ -150,27 +89,40 @@ class Search:
         gap: float,
         scale: float,
         effort: Effort,
-        pool: Rows | None = None,
+        relaxer: Relaxer | None = None,
     ) -> None:
         self.model, self.program, self.effort = model, program, effort
+        self.relaxer = relaxer or Relaxer(model)
         self.gap_asked, self.scale = gap, scale
         self.values: Floats | None = None
         self.objective = np.inf
         self.serving_all: Floats | None = None  # the cheapest plan without shortfall
         with effort.timed("relaxation"):
-            self.relaxation = relax(model, program, effort, pool)
+            self.relaxation = self.relaxer.solve(program)
+        effort.columns_seen = max(effort.columns_seen, model.parts.replicas.size)
         self.bound = self.relaxation.objective
-        self.share = FIRST_SHARE
+        share = min(FIRST_SHARE, FIRST_COLUMNS / max(1, model.parts.replicas.size))
+        self.shares = [share, share, share]  # of domains, workloads and cells in a neighbourhood
+        self.patience_s = SMALL_NEIGHBOURHOOD_S if is_small(model) else NEIGHBOURHOOD_S
+        self._in_vain = 0
         self._blocks: list[Decomposition] | None = None
+        self._beside: BackgroundSolve | None = None
+        cells = np.where(
+            (model.domain == REST) | (model.family == REST),
+            REST,
+            model.domain * (1 + model.family.max(initial=0)) + model.family,
+        )
+        self._labels = (model.domain, model.family, cells)
         self.random = np.random.default_rng(0)
         self.kept = model.is_replica & (self.relaxation.values > NEGLIGIBLE)
+        self.is_large = is_large(model, self.relaxation)
 
     def follow(self, other: Search) -> None:
         """Go on from a search whose objective is nowhere larger: its plan, columns and bound."""
         self.offer(other.values)
         self.offer(other.serving_all)
         self.kept |= other.kept
-        self.share = other.share
+        self.shares = list(other.shares)
         self.raise_bound(other.bound)
         if self.model.parts.replicas.size > SMALL:
             self._blocks = []  # the time goes into plans
@@ -213,19 +165,50 @@ class Search:
 
     def run(self, deadline: float) -> None:
         """Until the gap is closed or perf_counter() passes `deadline`."""
+        if self.model.parts.replicas.size <= TINY:
+            self._whole(0.3 * (deadline - time.perf_counter()))
+        seconds = deadline - time.perf_counter()
+        if self.done or seconds <= 0.05:
+            return
+        if not is_small(self.model):
+            self._alternate(deadline)
+            return
+        self.effort.columns_kept = self.program.columns
+        with (
+            self.effort.timed("whole, beside the rest"),
+            BackgroundSolve(self.program, self.gap_asked, seconds, self.values) as beside,
+        ):
+            self._beside = beside
+            self._alternate(deadline)
+        self._exchange()
+        self._beside = None
+
+    def _exchange(self) -> None:
+        """Plans and bounds to and from the solve beside."""
+        beside = self._beside
+        if beside is None:
+            return
+        theirs, mine = beside.take(), self.objective
+        self.offer(theirs)
+        if self.values is not None and self.objective == mine:
+            beside.give(self.values)
+        self.raise_bound(beside.bound)
+
+    def _alternate(self, deadline: float) -> None:
+        """Plans from neighbourhoods and bounds from blocks in turns."""
 
         def left() -> float:
             return deadline - time.perf_counter()
 
         blocks_s = min(MOST_BLOCKS_S, BLOCKS_SHARE * left())
         if self._blocks is None:
-            if self.model.parts.replicas.size <= TINY:
-                self._whole(0.3 * left())
-            self._round(0.05 * left() + 0.2)
-            self._neighbourhoods(0.25 * left())
-            if self.model.parts.replicas.size <= SMALL:
-                self._whole(0.4 * left())
-            self._blocks = self._decompositions()
+            if self.is_large:
+                self._blocks = []
+                self._dive(DIVE_SHARE * left())
+            else:
+                self._round(0.05 * left() + 0.2)
+                self._neighbourhoods(0.25 * left())
+                self._blocks = self._decompositions()
             for each in self._blocks:
                 if not self.done and left() > 0.05:
                     self._step(each, min(left(), blocks_s))
@@ -239,9 +222,12 @@ class Search:
                 if self.bound - before < little and self.objective == plan:
                     resting = 3
             resting = max(0, resting - 1)
-            if turn % 3 == 0:
+            if turn % 3 == 0 and not self.is_large:
                 self._pool(min(left(), 2.0 + turn))
-            self._neighbourhoods(min(left(), 6.0))
+            self._neighbourhoods(min(left(), max(6.0, 3.0 * self.patience_s)))
+            if self.values is None and self._beside is not None:
+                self._beside.wait(min(left(), 0.1))
+            self._exchange()
             turn += 1
 
     def _decompositions(self) -> list[Decomposition]:
@@ -288,6 +274,18 @@ class Search:
             free = self._free(self._thrifty(self.model.is_replica) | self.kept)
             self._solve_free(free, seconds, base)
 
+    def _dive(self, seconds: float) -> None:
+        """Domain by domain in integers; what the last of them leave is solved together."""
+        model, ends = self.model, time.perf_counter() + seconds
+        with self.effort.timed("dive"):
+            soon = ends - DIVE_REST * seconds
+            found = dive(model, self.program, self.relaxer, self.relaxation, soon)
+            fitting = self._fitting(found.base)
+            free = self._thrifty(fitting, DIVE_COLUMNS, found.relaxation.waste)
+            free |= model.is_replica & (found.relaxation.values > found.base + NEGLIGIBLE)
+            left = max(LEAST_DIVE_REST_S, ends - time.perf_counter())
+            self._solve_free(self._free(free), left, found.base)
+
     def _pool(self, seconds: float) -> None:
         """Columns that some plan or the relaxation uses."""
         if self.done or seconds <= 0.05:
@@ -302,32 +300,65 @@ class Search:
         ends = time.perf_counter() + seconds
         with self.effort.timed("neighbourhoods"):
             while not self.done and (room := ends - time.perf_counter()) > 0.05:
-                labels = self.model.domain if self.random.random() < 0.5 else self.model.family
+                kind = int(self.random.integers(len(self._labels)))
+                labels = self._labels[kind]
                 names = np.unique(labels[labels != REST])
-                free = self._neighbours(labels, names)
+                free = self._neighbours(labels, names, self.shares[kind])
                 before = self.objective
-                proven = self._solve_free(free, min(room, NEIGHBOURHOOD_S))
+                proven = self._solve_free(free, min(room, self.patience_s))
+                self._in_vain = 0 if self.objective < before else self._in_vain + 1
                 if not proven:
-                    self.share = max(0.02, 0.8 * self.share)
+                    self.shares[kind] = max(0.02, 0.8 * self.shares[kind])
                 elif self.objective >= before:
-                    self.share = min(1.0, 1.2 * self.share)
+                    self.shares[kind] = min(1.0, 1.2 * self.shares[kind])
+                if self._in_vain >= MANY_IN_VAIN:
+                    self.patience_s, self._in_vain = 1.5 * self.patience_s, 0
+                self._exchange()
 
-    def _neighbours(self, labels: Rows, names: Rows) -> Flags:
+    def _neighbours(self, labels: Rows, names: Rows, share: float) -> Flags:
         least = min(LEAST_FREE, max(1, names.size - 1))
-        wanted = int(self.share * names.size + self.random.random())
+        wanted = int(share * names.size + self.random.random())
         count = min(names.size, max(least, wanted))
-        chosen = np.isin(labels, self.random.choice(names, count, replace=False))
+        weights = np.ones(names.size)
+        if labels is self.model.family and self.values is not None:  # those that fall short first
+            missing = self.values[self.model.parts.short] > NEGLIGIBLE
+            short = labels[self.model.parts.short[missing]]
+            weights[np.isin(names, short)] = SHORT_WEIGHT
+        drawn = self.random.choice(names, count, replace=False, p=weights / weights.sum())
+        chosen = np.isin(labels, drawn)
         replicas = chosen & self.model.is_replica
-        return self._free(self._thrifty(replicas) | (self.kept & replicas))
+        fitting = replicas
+        if self.values is not None:
+            fitting = replicas & self._fitting(np.where(replicas, 0.0, self.values))
+        return self._free(self._thrifty(fitting) | (self.kept & fitting) | replicas & self._used)
 
-    def _thrifty(self, replicas: Flags) -> Flags:
-        """Of some replicas those of least waste, as many as a neighbourhood has."""
-        waste = self.relaxation.waste[replicas[self.model.parts.replicas]]
-        if waste.size <= NEIGHBOURHOOD_COLUMNS:
-            return replicas
-        best = np.argpartition(waste, NEIGHBOURHOOD_COLUMNS)[:NEIGHBOURHOOD_COLUMNS]
+    @property
+    def _used(self) -> Flags:
+        """Replicas of the best plan."""
+        if self.values is None:
+            return np.zeros_like(self.model.is_replica)
+        return self.model.is_replica & (self.values > 0.5)
+
+    def _fitting(self, values: Floats) -> Flags:
+        """Replicas whose nodes are there beside those that some values use."""
+        model, x = self.model, self.model.parts.replicas
+        used = x[values[x] > 0.5]
+        room = model.available.copy()
+        counts = model.counts[model.template[used]] * values[used, None]
+        np.subtract.at(room, model.domain[used], counts)
+        fits = (model.counts[model.template[x]] <= room[model.domain[x]] + NEGLIGIBLE).all(axis=1)
+        flags = np.zeros_like(model.is_replica)
+        flags[x] = fits
+        return flags
+
+    def _thrifty(
+        self, replicas: Flags, most: int = NEIGHBOURHOOD_COLUMNS, waste: Floats | None = None
+    ) -> Flags:
+        """Of some replicas those of least waste, of every workload and phase equally many."""
+        x = self.model.parts.replicas
+        costs = self.relaxation.waste if waste is None else waste
         thrifty = np.zeros_like(replicas)
-        thrifty[np.flatnonzero(replicas)[best]] = True
+        thrifty[x] = best_of_each(self.model, replicas[x], costs, most)
         return thrifty
 
     def _free(self, replicas: Flags) -> Flags:

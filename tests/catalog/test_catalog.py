@@ -21,7 +21,7 @@ from catalog.errors import (
     QueryError,
     SeedError,
 )
-from catalog.seed import import_seed, judge_offers, seed_folder
+from catalog.seed import KEYS, import_seed, judge_offers, seed_folder
 from catalog.store import Catalog
 from planner.types import Phase
 from tests.builders import template, workload
@@ -254,3 +254,45 @@ def test_a_home_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(DatabaseError, match="cannot create the home folder"):
         Catalog(tmp_path / "file" / "home").write().__enter__()
+
+
+def test_an_older_home_gets_the_shipped_rows_that_it_lacks_and_keeps_its_own(
+    tmp_path: Path,
+) -> None:
+    catalog = Catalog(tmp_path)
+    with catalog.write() as connection:
+        assert import_seed(connection)
+    count = "SELECT count(*) FROM "
+    tables = list(KEYS)
+    with catalog.write() as connection:
+        before = [connection.execute(count + table).fetchall() for table in tables]
+        connection.execute("DELETE FROM seed_import")  # what a home of an earlier Coral lacks
+        connection.execute("DELETE FROM model WHERE model LIKE 'google/%'")
+        connection.execute("DELETE FROM instance_type WHERE cloud = 'azure'")
+        connection.execute("UPDATE model SET note = 'mine' WHERE model = 'Qwen/Qwen3-14B'")
+    with catalog.write() as connection:
+        assert import_seed(connection)
+        assert not import_seed(connection)
+    with catalog.read() as connection:
+        assert [connection.execute(count + table).fetchall() for table in tables] == before
+        note = connection.execute("SELECT note FROM model WHERE model = 'Qwen/Qwen3-14B'")
+        assert note.fetchall() == [("mine",)]
+
+
+def test_shapes_and_bytes_of_the_shipped_models_agree() -> None:
+    """A layer's bytes are its matrices', and little more: norms, biases, scales."""
+    rows = pl.read_csv(seed_folder() / "model_specs.csv").rows(named=True)
+    for row in rows:
+        if row["hf_id"] == "deepseek-ai/DeepSeek-V3":  # latent attention, mixed dtypes
+            continue
+        heads, kv_heads, width = row["heads"], row["kv_heads"], row["head_dim"]
+        matrices = 2 * row["hidden"] * width * (heads + kv_heads) * row["dtype_bytes"]
+        if row["experts"]:
+            matrices += row["hidden"] * row["experts"] * row["dtype_bytes"]
+            expert = 3 * row["hidden"] * row["moe_intermediate"]
+            matrices += row["experts"] * expert * row["moe_dtype_bytes"]
+        else:
+            matrices += 3 * row["hidden"] * row["intermediate"] * row["dtype_bytes"]
+        assert matrices <= row["bytes_per_layer"] <= 1.001 * matrices, row["hf_id"]
+        assert row["embed_bytes"] == row["vocab"] * row["hidden"] * row["dtype_bytes"]
+        assert row["kv_bytes_per_token_per_layer"] == 2 * 2 * kv_heads * width, row["hf_id"]

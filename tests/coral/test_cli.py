@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -20,6 +21,7 @@ import pytest
 
 import coral.cli
 import planner
+from coral.cli import main
 from coral.render import describe_template
 from tests.builders import template
 
@@ -66,6 +68,25 @@ def run(
     return subprocess.run(
         [CORAL, *arguments, *extra], capture_output=True, text=True, timeout=240, env=env, **options
     )
+
+
+def run_here(*arguments: str, home: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """The same in this process, for commands that start no flow."""
+    extra = ["--home", str(home)] if home else []
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        patch.setattr("sys.argv", ["coral", *arguments, *extra])
+        patch.setattr("coral.interrupt.stop_on_signals", lambda: None)
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture(scope="module")
@@ -133,23 +154,23 @@ def test_compare_plans_with_every_baseline_and_draws_a_plot(tiny_home: Path) -> 
 
 
 def test_sql_reads_the_snapshot(tiny_home: Path) -> None:
-    done = run("sql", "SELECT count(*) AS n FROM template", "--json", home=tiny_home)
+    done = run_here("sql", "SELECT count(*) AS n FROM template", "--json", home=tiny_home)
     answer = json.loads(done.stdout.splitlines()[-1])
     assert answer["columns"] == ["n"]
     assert answer["rows"][0][0] > 0
     for query, message in (("", "the query is empty"), ("SELEC", "SQL: "), ("DROP TABLE gpu", "")):
-        refused = run("sql", query, home=tiny_home)
+        refused = run_here("sql", query, home=tiny_home)
         assert refused.returncode == 2
         assert message in refused.stderr
-    nan = run("sql", "SELECT 'nan'::DOUBLE AS x", "--json", home=tiny_home)
+    nan = run_here("sql", "SELECT 'nan'::DOUBLE AS x", "--json", home=tiny_home)
     assert json.loads(nan.stdout)["rows"] == [[None]]
-    shown = run("sql", "FROM best_templates LIMIT 2", home=tiny_home)
+    shown = run_here("sql", "FROM best_templates LIMIT 2", home=tiny_home)
     assert "2 rows" in shown.stdout
     assert "tokens_per_usd" in shown.stdout
 
 
 def test_library_show_filters_and_sorts(tiny_home: Path) -> None:
-    done = run(
+    done = run_here(
         "library", "show", "--gpu", "L40S", "--sort", "usd_per_hour", "--json", home=tiny_home
     )
     answer = json.loads(done.stdout)
@@ -159,7 +180,7 @@ def test_library_show_filters_and_sorts(tiny_home: Path) -> None:
     costs = [row["usd_per_hour"] for row in rows]
     assert costs == sorted(costs)
     assert {row["stock_vllm"] for row in rows} >= {"yes", "prefill or decode in stages"}
-    one = run(
+    one = run_here(
         "library", "show", "--phase", "decode", "--nodes", "2", "--limit", "1", home=tiny_home
     )
     assert "1 rows" in one.stdout
@@ -169,16 +190,16 @@ def test_library_show_filters_and_sorts(tiny_home: Path) -> None:
         ("--phase", "decod", "unknown phase 'decod'; did you mean 'decode'?"),
         ("--sort", "price", "unknown sort key 'price'"),
     ):
-        refused = run("library", "show", option, value, home=tiny_home)
+        refused = run_here("library", "show", option, value, home=tiny_home)
         assert refused.returncode == 2
         assert message in refused.stderr
 
 
 def test_explain_says_what_binds_in_the_latest_plan(tiny_home: Path) -> None:
-    done = run("explain", "--scenario", "tiny", home=tiny_home)
+    done = run_here("explain", "--scenario", "tiny", home=tiny_home)
     assert "What binds:" in done.stdout
     assert "H100 x1 (p5.4xlarge) in aws:us-east-1: all 1 used" in done.stdout
-    found = json.loads(run("explain", "-s", "tiny", "--json", home=tiny_home).stdout)
+    found = json.loads(run_here("explain", "-s", "tiny", "--json", home=tiny_home).stdout)
     assert found["binding"][0]["kind"] == "stock"
     assert found["services"][0]["workload"] == "Qwen3-14B"
     assert sum(found["cost_by_workload"].values()) == pytest.approx(found["cost_usd_per_hour"])
@@ -187,13 +208,13 @@ def test_explain_says_what_binds_in_the_latest_plan(tiny_home: Path) -> None:
     entering = {row["node_class"] for row in found["entry_prices"]}
     assert used.isdisjoint(entering)
     without = json.loads(
-        run("explain", "-s", "tiny", "--without", "H100", "--json", home=tiny_home).stdout
+        run_here("explain", "-s", "tiny", "--without", "H100", "--json", home=tiny_home).stdout
     )["without"]
     assert without["cost_usd_per_hour"] != found["cost_usd_per_hour"]
-    unknown = run("explain", "-s", "tiny", "--without", "H1000", home=tiny_home)
+    unknown = run_here("explain", "-s", "tiny", "--without", "H1000", home=tiny_home)
     assert unknown.returncode == 2
     assert "unknown GPU 'H1000' in the plan; did you mean 'H100'?" in unknown.stderr
-    none = run("explain", "--scenario", "core", home=tiny_home)
+    none = run_here("explain", "--scenario", "core", home=tiny_home)
     assert none.returncode == 2
     assert "nothing was planned yet for scenario 'core'; run `coral allocate`" in none.stderr
 
@@ -202,16 +223,20 @@ def test_what_if_shows_another_plan_and_records_nothing(tiny_home: Path, tmp_pat
     prices, demand = tmp_path / "prices.csv", tmp_path / "demand.csv"
     prices.write_text("node_class,price_factor\n*,2\n")
     demand.write_text("demand_factor\n0\n")
-    before = run("sql", "SELECT count(*) FROM allocation", "--json", home=tiny_home).stdout
-    done = run("allocate", "-s", "tiny", "--what-if", str(prices), "--json", home=tiny_home)
+    count = ("sql", "SELECT count(*) FROM allocation", "--json")
+    before = run_here(*count, home=tiny_home).stdout
+    done = run_here("allocate", "-s", "tiny", "--what-if", str(prices), "--json", home=tiny_home)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     now, then = found["now"]["cost_usd_per_hour"], found["what_if"]["cost_usd_per_hour"]
     assert then == pytest.approx(2.0 * now, rel=0.02)
-    nothing = run("allocate", "-s", "tiny", "--what-if", str(demand), home=tiny_home)
+    nothing = run_here("allocate", "-s", "tiny", "--what-if", str(demand), home=tiny_home)
     assert re.search(r"USD/hour +│ [\d.]+ +│ 0\.00", nothing.stdout)
-    assert run("sql", "SELECT count(*) FROM allocation", "--json", home=tiny_home).stdout == before
-    wrong = run("allocate", "-s", "tiny", "--what-if", "none.csv", home=tiny_home)
+    assert (
+        run_here("sql", "SELECT count(*) FROM allocation", "--json", home=tiny_home).stdout
+        == before
+    )
+    wrong = run_here("allocate", "-s", "tiny", "--what-if", "none.csv", home=tiny_home)
     assert wrong.returncode == 2
     assert "cannot read what-if file none.csv" in wrong.stderr
 
@@ -221,20 +246,20 @@ def test_operate_moves_a_fleet_that_can_be_listed_and_ended(tiny_home: Path) -> 
     assert first["launched"] == first["nodes"] > 0
     second = run("operate", "-s", "tiny", home=tiny_home)
     assert second.stdout.startswith("Nothing changed.")
-    listed = json.loads(run("fleet", "list", "--json", home=tiny_home).stdout)
+    listed = json.loads(run_here("fleet", "list", "--json", home=tiny_home).stdout)
     assert len(listed["rows"]) == first["nodes"]
     assert {row[1] for row in listed["rows"]} == {"launching"}
-    down = run("down", "--yes", "--json", home=tiny_home)
+    down = run_here("down", "--yes", "--json", home=tiny_home)
     assert json.loads(down.stdout) == {"terminated": first["nodes"]}
-    assert json.loads(run("fleet", "list", "--json", home=tiny_home).stdout)["rows"] == []
+    assert json.loads(run_here("fleet", "list", "--json", home=tiny_home).stdout)["rows"] == []
     (tiny_home / "leases.sqlite").write_text("damaged" * 1000)
-    broken = run("fleet", "list", home=tiny_home)
+    broken = run_here("fleet", "list", home=tiny_home)
     assert broken.returncode == 2
     assert "leases.sqlite is damaged or locked" in broken.stderr
 
 
 def test_down_asks_before_it_ends_anything(tmp_path: Path) -> None:
-    assert run("down", home=tmp_path).stdout == "0 nodes terminated.\n"
+    assert run_here("down", home=tmp_path).stdout == "0 nodes terminated.\n"
 
 
 TINY = Path("examples/tiny.yaml").read_text()
@@ -248,7 +273,6 @@ TINY = Path("examples/tiny.yaml").read_text()
         ("aws:us-east-1", "aws:us-east-9", "did you mean 'aws:us-east-"),
         ("max_nodes", "max_node", "unknown key 'placement.max_node'; did you mean 'max_nodes'?"),
         ("tpot_ms: 80", "tpot_ms: -80", "workloads.0.slo.tpot_ms"),
-        ("tpot_ms: 80", "tpot_ms: 2", "no template meets its TPOT of 2 ms; the best achievable"),
         ("slo:", "dtype: fp4\n    slo:", "Qwen/Qwen3-14B is known in bf16, not in 'fp4'"),
         ("scale: 1.2", "scale: .inf", "workloads.0.demand.scale: input should be a finite number"),
         ("[8, 32, 64]", "[]", "placement.decode_batch_sizes"),
@@ -262,11 +286,21 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
 ) -> None:
     scenario = tmp_path / "s.yaml"
     scenario.write_text(TINY.replace(old, new))
-    done = run("quickstart", "--scenario", str(scenario), "--workers", "0", home=tiny_home)
+    done = run_here("quickstart", "-s", str(scenario), "--workers", "0", home=tiny_home)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.startswith("coral: ")
     assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_an_impossible_slo_is_named_by_the_command(tmp_path: Path, tiny_home: Path) -> None:
+    scenario = tmp_path / "s.yaml"
+    scenario.write_text(TINY.replace("tpot_ms: 80", "tpot_ms: 2"))
+    done = run("quickstart", "--scenario", str(scenario), "--workers", "0", home=tiny_home)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "no template meets its TPOT of 2 ms; the best achievable" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
 
@@ -287,7 +321,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
 )
 def test_wrong_calls_say_what_is_wrong(tmp_path: Path, arguments: list[str], message: str) -> None:
     known = arguments[0] in {"quickstart", "sql", "library"}
-    done = run(*arguments, home=tmp_path if known else None)
+    done = run_here(*arguments, home=tmp_path if known else None)
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -362,10 +396,10 @@ def test_help_explains_every_command() -> None:
     )
     for name in ["", *commands.split(","), "down", "sql"]:
         arguments = name.split()
-        done = run(*arguments, "--help")
+        done = run_here(*arguments, "--help")
         assert done.returncode == 0
         assert len(done.stdout) > 200
-    assert run("--version").stdout.strip() == f"coral {coral.__version__}"
+    assert run_here("--version").stdout.strip() == f"coral {coral.__version__}"
 
 
 def test_every_command_is_documented(repository: Path) -> None:

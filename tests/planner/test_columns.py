@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from planner.allocation import search
+from planner.allocation.columns import limited
 from planner.allocation.decomposition import REST, Decomposition
+from planner.allocation.dive import dive
 from planner.allocation.full_model import plan_with_full_model
 from planner.allocation.model import AllocationModel
 from planner.allocation.options import AllocationOptions, Quota, ServiceRules
 from planner.allocation.problem import AllocationInput, RunningReplicas
-from planner.allocation.search import Effort, Search, relax
+from planner.allocation.relaxation import Relaxer, relax
+from planner.allocation.search import Effort, Search
 from planner.allocation.solve import plan_allocation
 from planner.programs import solve_program
 from planner.types import Market, Phase
@@ -84,7 +89,7 @@ def test_relaxation_by_columns_is_that_of_all_columns(seed: int) -> None:
     for cost in (model.shortfall, model.program.cost + 50.0 * model.shortfall):
         program = replace(model.program, cost=cost)
         whole = solve_program(program, relax=True).objective
-        assert relax(model, program, Effort()).objective == pytest.approx(whole, abs=1e-6, rel=1e-6)
+        assert relax(model, program).objective == pytest.approx(whole, abs=1e-6, rel=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -93,7 +98,7 @@ def test_blocks_bound_the_optimum_and_no_less_than_the_relaxation(seed: int, by:
     model = AllocationModel(random_input(seed))
     program = replace(model.program, cost=model.program.cost + 50.0 * model.shortfall)
     optimum = solve_program(program, relative_gap=1e-9).objective
-    relaxation = relax(model, program, Effort())
+    relaxation = relax(model, program)
     blocks = Decomposition(program, getattr(model, by), relaxation.duals)
     first = blocks.evaluate(blocks.prices, 5.0)
     assert relaxation.objective - 1e-4 * optimum <= first  # blocks are solved within their gap
@@ -196,3 +201,46 @@ def test_shared_replicas_keep_a_least_served_share() -> None:
     )  # fmt: skip
     share = {s.workload: s.share for s in plan_allocation(data).services}
     assert share["code"] == pytest.approx(0.5, abs=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_relaxation_that_goes_on_from_others_is_the_same(seed: int) -> None:
+    model = AllocationModel(random_input(seed))
+    relaxer = Relaxer(model)
+    for dear in (0.0, 50.0, 5.0):
+        for most in (np.inf, 0.5 * model.data.weighted_demand):
+            program = replace(model.program, cost=model.program.cost + dear * model.shortfall)
+            program = limited(program, model, most)
+            whole = solve_program(program, relax=True)
+            if whole.values is not None and (np.isinf(most) or dear == 50.0):
+                found = relaxer.solve(program)
+                assert found.objective == pytest.approx(whole.objective, abs=1e-6, rel=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_dive_leaves_whole_replicas_that_fit_and_a_relaxation_above_the_first(seed: int) -> None:
+    model = AllocationModel(random_input(seed))
+    program = replace(model.program, cost=model.program.cost + 50.0 * model.shortfall)
+    relaxer = Relaxer(model)
+    first = relaxer.solve(program)
+    dived = dive(model, program, relaxer, first, time.perf_counter() + 5.0)
+    x = model.parts.replicas
+    assert (dived.base[x] == np.rint(dived.base[x])).all()
+    assert not dived.base[~model.is_replica].any()
+    used = np.zeros_like(model.available)
+    np.add.at(used, model.domain[x], model.counts[model.template[x]] * dived.base[x, None])
+    assert (used <= model.available + 1e-9).all()
+    assert dived.relaxation.objective >= first.objective - 1e-6 * abs(first.objective) - 1e-9
+    assert (dived.relaxation.values[x] >= dived.base[x] - 1e-6).all()
+
+
+def test_large_plans_are_made_by_dives_and_keep_every_limit(monkeypatch) -> None:
+    monkeypatch.setattr(search, "TINY", 0)
+    monkeypatch.setattr(search, "SMALL", 0)
+    monkeypatch.setattr(search, "MANY_REPLICAS", 0)
+    data = random_input(4)
+    data = replace(data, settings=replace(data.settings, deadline_s=2.0, relative_gap=0.05))
+    plan = plan_allocation(data)  # rechecked on its integers
+    assert "dive" in plan.phase_seconds
+    optimum = plan_with_full_model(data)
+    assert plan.bound_usd <= optimum.objective_usd * (1 + 1e-4)

@@ -82,16 +82,16 @@ def test_a_shared_replica_costs_each_workload_its_busy_time() -> None:
     data = shared_replicas()
     plan = plan_allocation(data)
     assert plan.cost_usd_per_hour == pytest.approx(3.0)
-    assert cost_by_workload(data, plan) == pytest.approx({"chat": 1.5, "code": 1.5})
+    assert cost_by_workload(plan) == pytest.approx({"chat": 1.5, "code": 1.5})
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_costs_by_workload_add_up_to_the_rent(seed: int) -> None:
     data = replace(random_input(seed), held={}, running=())
     plan = plan_allocation(data)
-    assert sum(cost_by_workload(data, plan).values()) <= plan.cost_usd_per_hour + 1e-6
+    assert sum(cost_by_workload(plan).values()) <= plan.cost_usd_per_hour + 1e-6
     if data.options.largest_spot_share == 1.0:  # else nodes that no replica uses make room
-        assert sum(cost_by_workload(data, plan).values()) == pytest.approx(plan.cost_usd_per_hour)
+        assert sum(cost_by_workload(plan).values()) == pytest.approx(plan.cost_usd_per_hour)
 
 
 def test_without_a_gpu_nobody_rents_it_and_an_unknown_one_is_named() -> None:

@@ -142,6 +142,21 @@ def test_wrong_values_name_their_key(changes: dict[str, Any], message: str) -> N
         parse_scenario(changed(**changes), "t.yaml")
 
 
+def test_unknown_stock_is_left_out_or_assumed_and_said(known: Known) -> None:
+    content = changed(node_classes=["L4 x1", "H200 x8", "B200 x8"])
+    sure = resolve(known, content)
+    assert {offer.node_class for offer in sure.offers} == {"L4 x1"}
+    content["stock"] = {"unknown_gpus": 32, "factor": 0.5}
+    scenario = resolve(known, content)
+    unknown = [offer for offer in scenario.offers if offer.node_class != "L4 x1"]
+    assert {offer.stock for offer in unknown} == {2}  # half of 32 / 8
+    assert {offer.stock_source for offer in unknown} == {"stock unknown: assumed 2 nodes"}
+    assert "where unknown, 32 GPUs x 0.5 by type and domain" in scenario.stock_note
+    assert {o.stock_source for o in scenario.offers} - {unknown[0].stock_source} == {
+        scenario.stock_note
+    }
+
+
 def test_a_bad_price_in_the_catalog_is_refused(known: Known) -> None:
     bad = replace(known.prices[0], price_usd_per_hour=-1.0)
     broken = replace(known, prices=[bad, *known.prices[1:]])

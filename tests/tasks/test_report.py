@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from catalog.store import Catalog
+from planner.allocation.explain import cost_by_workload
 from tasks.allocation import decide
 from tasks.artifacts import cost_markdown, plan_table, publish_task
 from tasks.inputs import Inputs
-from tasks.report import Decision, cost_by_workload
+from tasks.report import Decision
 
 
 @pytest.fixture(scope="module")

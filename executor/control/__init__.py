@@ -1,0 +1,1 @@
+"""The control channel: a controller, and an agent on every node."""

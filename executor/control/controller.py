@@ -1,0 +1,246 @@
+"""The controller's side: agents come in by the keys of their leases, replicas are brought up.
+
+Desired is a set of leases with their public keys and a set of replica plans. Whoever connects is
+known by the CURVE key of the connection alone: what a message says about its sender counts for
+nothing, and a key without a lease is not let in. Converging is a function of what was asked and
+what agents report, so it can be repeated: a replica with a failed process is stopped on all its
+nodes and started again there as a whole, later each time.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import zmq
+from zmq.auth.thread import ThreadAuthenticator
+
+from executor.control.keys import KeyPair
+from executor.control.messages import (
+    ProcessReport,
+    ProcessState,
+    WireError,
+    decode,
+    decode_reports,
+    encode,
+    encode_processes,
+)
+from executor.stage_plan import ReplicaPlan
+
+RENEW_EVERY_S = 2.0
+LOST_AFTER_S = 10.0  # without a report
+DRAIN_S = 65.0  # a stage's own grace and a little
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # before a failed replica starts again
+STABLE_AFTER_S = 300.0  # a replica that ran so long starts anew from the first pause
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Node:
+    """One lease as the controller sees it."""
+
+    lease_id: str
+    public_key: str
+    route: bytes | None = None  # the connection that came in by its key last
+    seen_at: float | None = None
+    reports: tuple[ProcessReport, ...] = ()
+
+
+@dataclass
+class Running:
+    """One replica's starts."""
+
+    plan: ReplicaPlan
+    generation: int = 0
+    starts_at: float = 0.0  # not before
+    started_at: float | None = None
+    pause_s: float = FIRST_PAUSE_S
+    restarts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Keys that may come in, for the authenticator's thread."""
+
+    leases: dict[str, str] = field(default_factory=dict)  # public key -> lease id
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        return key.decode("ascii") in self.leases
+
+
+class Controller:
+    """Binds, lets agents in, and converges; call `step` again and again."""
+
+    def __init__(
+        self,
+        keys: KeyPair,
+        lease_s: float = 30.0,
+        address: str = "tcp://127.0.0.1:*",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.clock, self.lease_s, self.public_key = clock, lease_s, keys.public
+        self.known, self.nodes, self.replicas = Known(), dict[str, Node](), dict[str, Running]()
+        self.logs: dict[tuple[str, str], str] = {}
+        self._renewed_at = -RENEW_EVERY_S
+        self._context = zmq.Context()
+        self._authenticator = ThreadAuthenticator(self._context)
+        self._authenticator.start()
+        self._authenticator.configure_curve_callback(credentials_provider=self.known)
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.curve_server = True
+        self._socket.curve_publickey = keys.public.encode("ascii")
+        self._socket.curve_secretkey = keys.secret.encode("ascii")
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 6000)
+        self._socket.bind(address)
+        self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def close(self) -> None:
+        self._socket.close(linger=1000)
+        self._authenticator.stop()
+        self._context.term()
+
+    # What is wanted.
+
+    def want_leases(self, keys: Mapping[str, str]) -> None:
+        """Leases by id with their public keys; others leave and their keys stop working."""
+        for lease_id in self.nodes.keys() - keys.keys():
+            self._send(lease_id, encode("leave"))
+            gone = self.nodes.pop(lease_id)
+            self.known.leases.pop(gone.public_key, None)
+        for lease_id in keys.keys() - self.nodes.keys():
+            self.nodes[lease_id] = Node(lease_id, keys[lease_id])
+            self.known.leases[keys[lease_id]] = lease_id
+
+    def want_replicas(self, plans: Mapping[str, ReplicaPlan]) -> None:
+        """Replicas by id; others are stopped."""
+        for replica_id in self.replicas.keys() - plans.keys():
+            self._stop(self.replicas.pop(replica_id).plan, DRAIN_S)
+        for replica_id in plans.keys() - self.replicas.keys():
+            self.replicas[replica_id] = Running(plans[replica_id])
+
+    # What is.
+
+    def step(self, seconds: float) -> None:
+        """Take messages for so long, then converge."""
+        ends = self.clock() + seconds
+        while (left := ends - self.clock()) > 0:
+            if self._socket.poll(max(1, int(left * 1000))):
+                self._receive()
+        now = self.clock()
+        if now - self._renewed_at >= RENEW_EVERY_S:
+            self._renewed_at = now
+            for lease_id in self.nodes:
+                self._send(lease_id, encode("renew", seconds=self.lease_s))
+        for running in self.replicas.values():
+            self._converge(running, now)
+
+    def is_present(self, lease_id: str) -> bool:
+        """Whether the node's agent reported lately."""
+        node = self.nodes.get(lease_id)
+        return (
+            node is not None
+            and node.seen_at is not None
+            and self.clock() - node.seen_at < LOST_AFTER_S
+        )
+
+    def is_up(self, replica_id: str) -> bool:
+        """Whether all processes of a replica's last start run."""
+        running = self.replicas.get(replica_id)
+        if running is None or running.generation == 0:
+            return False
+        reports = self._reports(running)
+        return len(reports) == len(running.plan.processes) and all(
+            report.state is ProcessState.RUNNING for report in reports
+        )
+
+    def ask_log(self, replica_id: str, name: str, lines: int = 100) -> None:
+        """Ask for a process's log; it comes into `logs`."""
+        running = self.replicas.get(replica_id)
+        for process in running.plan.processes if running else ():
+            if process.name == name:
+                text = encode("log", replica_id=replica_id, name=name, lines=lines)
+                self._send(process.lease_id, text)
+
+    def _converge(self, running: Running, now: float) -> None:
+        plan = running.plan
+        leases = {process.lease_id for process in plan.processes}
+        if not all(self.is_present(lease_id) for lease_id in leases):
+            return
+        reports = self._reports(running)
+        failed = [r for r in reports if r.state is ProcessState.EXITED]
+        stale = running.generation > 0 and running.started_at is not None and not reports
+        if (
+            running.generation > 0
+            and not failed
+            and not (stale and now - (running.started_at or now) > LOST_AFTER_S)
+        ):
+            return
+        if failed and running.started_at is not None:
+            if now - running.started_at > STABLE_AFTER_S:
+                running.pause_s = FIRST_PAUSE_S
+            log.warning(
+                "replica %s failed (%s); it starts again in %.0f s", plan.replica_id,
+                ", ".join(f"{r.name} exit code {r.exit_code}" for r in failed), running.pause_s,
+            )  # fmt: skip
+            self._stop(plan, 0.0)
+            running.starts_at = now + running.pause_s
+            running.pause_s = min(LONGEST_PAUSE_S, 2.0 * running.pause_s)
+            running.started_at = None
+            running.restarts += 1
+        if now < running.starts_at:
+            return
+        running.generation += 1
+        running.started_at = now
+        for lease_id in leases:
+            self._send(
+                lease_id,
+                encode(
+                    "start",
+                    replica_id=plan.replica_id,
+                    generation=running.generation,
+                    processes=encode_processes(plan.on(lease_id)),
+                ),
+            )
+
+    def _reports(self, running: Running) -> list[ProcessReport]:
+        """Of the replica's last start."""
+        leases = {process.lease_id for process in running.plan.processes}
+        return [
+            report
+            for lease_id in leases
+            for report in (self.nodes[lease_id].reports if lease_id in self.nodes else ())
+            if report.replica_id == running.plan.replica_id
+            and report.generation == running.generation
+        ]
+
+    def _stop(self, plan: ReplicaPlan, grace_s: float) -> None:
+        for lease_id in {process.lease_id for process in plan.processes}:
+            self._send(lease_id, encode("stop", replica_id=plan.replica_id, grace_s=grace_s))
+
+    def _send(self, lease_id: str, data: bytes) -> None:
+        node = self.nodes.get(lease_id)
+        if node is not None and node.route is not None:
+            self._socket.send_multipart([node.route, data])
+
+    def _receive(self) -> None:
+        route, frame = self._socket.recv_multipart(copy=False)
+        key = str(frame.get("User-Id"))  # of the connection: its sender cannot choose it
+        lease_id = self.known.leases.get(key)
+        node = self.nodes.get(lease_id or "")
+        if node is None:
+            return
+        try:
+            message = decode(frame.bytes)
+            node.route, node.seen_at = route.bytes, self.clock()
+            match message["kind"]:
+                case "report":
+                    node.reports = decode_reports(message.get("processes"))
+                case "log":
+                    place = (str(message.get("replica_id")), str(message.get("name")))
+                    self.logs[place] = str(message.get("text"))
+        except WireError as error:
+            log.warning("lease %s: %s", node.lease_id, error)

@@ -1,0 +1,222 @@
+"""The controller process: brings nodes to the deployment, and tells gateways who answers.
+
+    deployment.json  what is to run (written by `coral operate`)      -> read here
+    routes.json      which replicas answer (read by gateways)         -> written here
+    controller.json  where agents connect, and this controller's key  -> written here
+
+A replica is routed to once each of its engines answered its health endpoint after its start, and no
+more as soon as one of its processes is not running or it is to go; a replica that is to go is
+stopped when gateways have had time to see that.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from filelock import FileLock, Timeout
+
+from executor.control.controller import DRAIN_S, Controller
+from executor.control.keys import KeyPair, load_or_make
+from executor.control.messages import ProcessState
+from executor.deployment import Deployment, DeploymentError, read_deployment
+from executor.routes import Route, Routes, write_routes
+from executor.stage_plan import ReplicaPlan
+from planner.errors import InputError
+
+STEP_S = 0.5
+UNROUTED_S = 2.0  # before a replica that is to go is stopped: gateways read routes twice a second
+HEALTH_TIMEOUT_S = 1.0
+LEASE_S = 30.0
+
+log = logging.getLogger(__name__)
+
+
+class ControllerRunningError(InputError):
+    """Another controller is at work on this home."""
+
+
+@dataclass(frozen=True)
+class HomeFiles:
+    """Files of a home folder that the controller shares with others."""
+
+    home: Path
+
+    @property
+    def deployment(self) -> Path:
+        return self.home / "deployment.json"
+
+    @property
+    def routes(self) -> Path:
+        return self.home / "routes.json"
+
+    @property
+    def controller(self) -> Path:
+        return self.home / "controller.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.home / "controller.lock"
+
+    @property
+    def keys(self) -> Path:
+        return self.home / "keys"
+
+    def controller_keys(self) -> KeyPair:
+        return load_or_make(self.keys / "controller.key")
+
+    def lease_keys(self, lease_id: str) -> KeyPair:
+        return load_or_make(self.keys / f"lease-{lease_id}.key")
+
+
+class Daemon:
+    """One controller at work on one home; use it in a `with` block and call `step`."""
+
+    def __init__(
+        self,
+        home: Path,
+        address: str = "tcp://127.0.0.1:*",
+        lease_s: float = LEASE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.files, self.clock = HomeFiles(home), clock
+        home.mkdir(parents=True, exist_ok=True)
+        self._lock = FileLock(self.files.lock, timeout=0)
+        try:
+            self._lock.acquire()
+        except Timeout as error:
+            raise ControllerRunningError(
+                f"a controller is at work on {home} already; stop it first"
+            ) from error
+        try:
+            keys = self.files.controller_keys()
+            self.controller = Controller(keys, lease_s, address)
+        except BaseException:
+            self._lock.release()
+            raise
+        self._client = httpx.Client(timeout=HEALTH_TIMEOUT_S, trust_env=False)
+        self._seen: tuple[int, int] | None = None
+        self._deployment = Deployment()
+        self._plans: dict[str, ReplicaPlan] = {}
+        self._going: dict[str, tuple[ReplicaPlan, float]] = {}  # until when it stays, unrouted
+        self._leaving: dict[str, tuple[str, float]] = {}  # leases not wanted any more: key, until
+        self._written = Routes()
+        self._healthy: dict[str, int] = {}  # generation of a replica whose engines have answered
+        self._write_address(keys)
+
+    def __enter__(self) -> Daemon:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        write_routes(self.files.routes, Routes())
+        self.files.controller.unlink(missing_ok=True)
+        self._client.close()
+        self.controller.close()
+        self._lock.release()
+
+    def step(self, seconds: float = STEP_S) -> None:
+        """Look for a new deployment, converge, and write the routes."""
+        self._read()
+        now = self.clock()
+        self._going = {k: v for k, v in self._going.items() if v[1] > now}
+        staying = {replica_id: plan for replica_id, (plan, _) in self._going.items()}
+        self.controller.want_leases(self._wanted_leases(now))
+        self.controller.want_replicas({**staying, **self._plans})
+        self.controller.step(seconds)
+        self._ask_health()
+        self._write_routes()
+
+    def _wanted_leases(self, now: float) -> dict[str, str]:
+        """Those of the deployment, and others while something drains on them."""
+        for lease_id, (_, until) in list(self._leaving.items()):
+            node = self.controller.nodes.get(lease_id)
+            reports = node.reports if node else ()
+            draining = any(report.state is ProcessState.RUNNING for report in reports)
+            if now >= until or not (draining or self._going):
+                del self._leaving[lease_id]
+        leaving = {lease_id: key for lease_id, (key, _) in self._leaving.items()}
+        return {**leaving, **self._deployment.lease_keys}
+
+    def is_ready(self, replica_id: str) -> bool:
+        """Whether a replica is up and its engines have answered since its last start."""
+        running = self.controller.replicas.get(replica_id)
+        return (
+            running is not None
+            and self.controller.is_up(replica_id)
+            and self._healthy.get(replica_id) == running.generation
+        )
+
+    def _read(self) -> None:
+        try:
+            stat = self.files.deployment.stat()
+        except FileNotFoundError:
+            return
+        mark = (stat.st_mtime_ns, stat.st_ino)
+        if mark == self._seen:
+            return
+        self._seen = mark
+        try:
+            deployment = read_deployment(self.files.deployment)
+            plans = dict(deployment.plans())
+        except DeploymentError as error:
+            log.error("%s; what runs goes on", error)
+            return
+        leaves = self.clock() + UNROUTED_S
+        for replica_id in self._plans.keys() - plans.keys():
+            self._going[replica_id] = (self._plans[replica_id], leaves)
+        for lease_id in self._deployment.lease_keys.keys() - deployment.lease_keys.keys():
+            key = self._deployment.lease_keys[lease_id]
+            self._leaving[lease_id] = (key, leaves + DRAIN_S)
+        self._deployment, self._plans = deployment, plans
+
+    def _ask_health(self) -> None:
+        for replica_id, plan in self._plans.items():
+            running = self.controller.replicas.get(replica_id)
+            if running is None or not self.controller.is_up(replica_id):
+                continue
+            if self._healthy.get(replica_id) != running.generation and all(
+                self._answers(url) for url in plan.api_urls
+            ):
+                self._healthy[replica_id] = running.generation
+                log.info("replica %s answers", replica_id)
+
+    def _answers(self, url: str) -> bool:
+        try:
+            return self._client.get(f"{url}/health").status_code == httpx.codes.OK
+        except httpx.HTTPError:
+            return False
+
+    def _write_routes(self) -> None:
+        found = Routes(
+            models=tuple(sorted({replica.model for replica in self._deployment.replicas})),
+            routes=tuple(
+                Route(
+                    replica_id=replica.id,
+                    model=replica.model,
+                    phase=replica.phase,
+                    urls=self._plans[replica.id].api_urls,
+                    weight=max(1e-6, replica.share),
+                )
+                for replica in self._deployment.replicas
+                if self.is_ready(replica.id)
+            ),
+        )
+        if not self.files.routes.exists() or found != self._written:
+            write_routes(self.files.routes, found)
+            self._written = found
+
+    def _write_address(self, keys: KeyPair) -> None:
+        content = {
+            "address": self.controller.address,
+            "public_key": keys.public,
+            "pid": os.getpid(),
+        }
+        draft = self.files.controller.with_suffix(".draft")
+        draft.write_text(json.dumps(content))
+        draft.replace(self.files.controller)

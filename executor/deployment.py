@@ -1,0 +1,135 @@
+"""What the controller is to run: replicas with their placements and nodes, as one JSON file.
+
+`coral operate` writes it whole after every round; the controller reads it when it changes. It lies
+beside the leases, so that either can be killed and started again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from executor.stage_plan import Connector, EngineSettings, Host, ReplicaPlan, plan_stages
+from planner.errors import InputError
+from planner.types import Phase, Placement, Stage, StageNode
+
+
+class DeploymentError(InputError):
+    """A deployment file that can't be read."""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class EngineSpec(_Model):
+    """How the engine of one model is started."""
+
+    command: tuple[str, ...]
+    model_path: str
+    max_model_len: int
+    dtype: str = "auto"
+    kv_cache_bytes: int | None = None
+    block_size: int | None = None
+    connector: Connector = Connector.NIXL
+    kv_folder: str = ""
+    kv_device: str = "cuda"
+    arguments: tuple[str, ...] = ()
+    environment: dict[str, str] = Field(default_factory=dict)
+
+    def settings(self, served_name: str) -> EngineSettings:
+        return EngineSettings(served_name=served_name, **self.model_dump())
+
+
+class NodeSpec(_Model):
+    """One node of a stage, and where it runs."""
+
+    lease_id: str
+    address: str
+    first_port: Annotated[int, Field(gt=0, lt=65536)]
+    node_class: str
+    tensor_parallel_size: int
+    data_parallel_size: int
+    batch: int
+    cores: tuple[str, ...] = ()
+
+
+class StageSpec(_Model):
+    """A layer range and its nodes."""
+
+    first_layer: int
+    layers: int
+    nodes: tuple[NodeSpec, ...]
+
+
+class ReplicaSpec(_Model):
+    """One replica to run."""
+
+    id: str
+    model: str  # the name that requests give
+    phase: Phase
+    stages: tuple[StageSpec, ...]
+    share: float = 1.0  # of its model's requests in its phase: the router's weight
+
+    def plan(self, engine: EngineSpec) -> ReplicaPlan:
+        """Its processes.
+
+        Raises StagePlanError: the engine can't run it.
+        """
+        stages = tuple(
+            Stage(
+                stage.first_layer,
+                stage.layers,
+                tuple(
+                    StageNode(n.node_class, n.tensor_parallel_size, n.data_parallel_size, n.batch)
+                    for n in stage.nodes
+                ),
+            )
+            for stage in self.stages
+        )
+        hosts = [
+            Host(node.lease_id, node.address, node.first_port, node.cores)
+            for stage in self.stages
+            for node in stage.nodes[:1]
+        ]
+        placement = Placement(stages, 1, 1, 0.0, 0.0, 0.0)
+        return plan_stages(self.id, self.phase, placement, hosts, engine.settings(self.model))
+
+
+class Deployment(_Model):
+    """Everything that is to run."""
+
+    engines: dict[str, EngineSpec] = Field(default_factory=dict)  # by model
+    lease_keys: dict[str, str] = Field(default_factory=dict)  # public keys by lease id
+    replicas: tuple[ReplicaSpec, ...] = ()
+
+    def plans(self) -> Mapping[str, ReplicaPlan]:
+        """Processes of every replica by its id."""
+        return {replica.id: replica.plan(self.engines[replica.model]) for replica in self.replicas}
+
+
+def read_deployment(path: Path) -> Deployment:
+    """The file; an empty deployment where there is none.
+
+    Raises DeploymentError: not a deployment.
+    """
+    try:
+        return Deployment.model_validate_json(path.read_text())
+    except FileNotFoundError:
+        return Deployment()
+    except (OSError, ValidationError) as error:
+        first = str(error).splitlines()[0]
+        raise DeploymentError(
+            f"{path} is not a deployment of Coral ({first}); run `coral operate` to write it anew"
+        ) from error
+
+
+def write_deployment(path: Path, deployment: Deployment) -> None:
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".draft")
+    draft.write_text(deployment.model_dump_json(indent=1))
+    draft.replace(path)

@@ -1,0 +1,198 @@
+"""One request from its engine, or from a prefill and a decode engine, to the client.
+
+A failure before the first token is tried again elsewhere, and never after it. An answer whose
+finish reason is `abort` is a failure: an engine that is stopped answers so, with status 200.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import httpx
+
+from executor.gateway.errors import RequestError, failed, not_ready
+from executor.gateway.table import RouteTable, Target, taken
+from planner.types import Phase
+
+MOST_TRIES = 3
+DONE = "data: [DONE]"
+
+
+class EngineFailedError(Exception):
+    """An engine did not give what was asked for."""
+
+
+class Server:
+    """Sends requests on and passes answers back."""
+
+    def __init__(self, table: RouteTable, client: httpx.AsyncClient) -> None:
+        self.table, self.client = table, client
+
+    async def answer(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The whole answer of a request without streaming.
+
+        Raises RequestError: no replica is ready, all tries failed, or the engine refuses the
+        request.
+        """
+        model, tried = str(body["model"]), set[str]()
+        for _ in range(MOST_TRIES):
+            target, sent = await self._prepared(path, body, tried)
+            try:
+                with taken(target):
+                    return _checked(await self._post(target, path, sent))
+            except EngineFailedError:
+                tried.add(target.url)
+        raise failed(model)
+
+    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[str]:
+        """Lines of server-sent events; the first one comes only when the engine has begun.
+
+        Raises RequestError as `answer`, before the first line. Afterwards a failure is an error
+        event, and the stream ends without `[DONE]`.
+        """
+        model, tried = str(body["model"]), set[str]()
+        for _ in range(MOST_TRIES):
+            target, sent = await self._prepared(path, body, tried)
+            begun = False
+            try:
+                with taken(target):
+                    async for line in self._lines(target, path, sent):
+                        begun = True
+                        yield line
+                    return
+            except EngineFailedError:
+                if begun:
+                    yield f"data: {json.dumps(failed(model).body())}\n\n"
+                    return
+                tried.add(target.url)
+        raise failed(model)
+
+    async def _prepared(
+        self, path: str, body: Mapping[str, Any], tried: set[str]
+    ) -> tuple[Target, Mapping[str, Any]]:
+        """The engine that answers, and what it is sent: of a pair, after its prefill."""
+        model = str(body["model"])
+        alone = self.table.pick(model, Phase.AGGREGATED, tried)
+        pair = self.table.pick(model, Phase.DECODE, tried)
+        if pair is not None and self._prefer_pair(model, alone, pair):
+            ready = await self._prefilled(path, body, pair, tried)
+            if ready is not None:
+                return pair, ready
+        if alone is not None:
+            return alone, body
+        raise failed(model) if tried else not_ready(model)
+
+    def _prefer_pair(self, model: str, alone: Target | None, pair: Target) -> bool:
+        """By load and weight, as among engines of one phase."""
+        if self.table.pick(model, Phase.PREFILL) is None:
+            return False
+        return alone is None or pair.load() < alone.load()
+
+    async def _prefilled(
+        self, path: str, body: Mapping[str, Any], decode: Target, tried: set[str]
+    ) -> Mapping[str, Any] | None:
+        """The request for the decode engine once a prefill engine holds its KV; None: none did."""
+        prompt = {key: value for key, value in body.items() if key != "stream_options"}
+        prompt |= {"stream": False, "max_tokens": 1}
+        if "max_completion_tokens" in prompt:
+            prompt["max_completion_tokens"] = 1
+        prompt["kv_transfer_params"] = {
+            "do_remote_decode": True,
+            "do_remote_prefill": False,
+            "remote_engine_id": None,
+            "remote_block_ids": None,
+            "remote_host": None,
+            "remote_port": None,
+        }
+        model = str(body["model"])
+        while (target := self.table.pick(model, Phase.PREFILL, tried)) is not None:
+            try:
+                with taken(target):
+                    found = _checked(await self._post(target, path, prompt))
+            except EngineFailedError:
+                tried.add(target.url)
+                continue
+            transfer = found.get("kv_transfer_params")
+            return {**body, "kv_transfer_params": transfer} if transfer else body
+        return None
+
+    async def _post(self, target: Target, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            response = await self.client.post(target.url + path, json=body, headers=_headers())
+        except httpx.HTTPError as error:
+            raise EngineFailedError(str(error)) from error
+        _refuse_errors(response.status_code, response.text)
+        try:
+            found = response.json()
+        except ValueError as error:
+            raise EngineFailedError("not JSON") from error
+        if not isinstance(found, dict):
+            raise EngineFailedError("not an object")
+        return found
+
+    async def _lines(
+        self, target: Target, path: str, body: Mapping[str, Any]
+    ) -> AsyncIterator[str]:
+        """Events of one engine, up to `[DONE]`.
+
+        Raises EngineFailedError: it broke off, aborted, or sent what is no event.
+        """
+        request = self.client.stream("POST", target.url + path, json=body, headers=_headers())
+        try:
+            async with request as response:
+                if response.status_code != httpx.codes.OK:
+                    text = (await response.aread()).decode(errors="replace")
+                    _refuse_errors(response.status_code, text)
+                async for line in response.aiter_lines():
+                    if not line.startswith("data:"):
+                        continue
+                    if line == DONE:
+                        yield f"{DONE}\n\n"
+                        return
+                    _checked(_event(line))
+                    yield f"{line}\n\n"
+        except httpx.HTTPError as error:
+            raise EngineFailedError(str(error)) from error
+        raise EngineFailedError("the stream ended before it was done")
+
+
+def _headers() -> dict[str, str]:
+    return {"X-Request-Id": uuid.uuid4().hex}
+
+
+def _refuse_errors(status: int, text: str) -> None:
+    """What the engine refuses is the client's mistake; all else is the engine's failure."""
+    if status == httpx.codes.OK:
+        return
+    if status in {400, 413, 422}:
+        try:
+            error = json.loads(text).get("error", {})
+            message = str(error.get("message", text))
+        except (ValueError, AttributeError):
+            message = text
+        raise RequestError(400, message, "invalid_request_error")
+    raise EngineFailedError(f"status {status}")
+
+
+def _event(line: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line.removeprefix("data:"))
+    except ValueError as error:
+        raise EngineFailedError("an event that is not JSON") from error
+    if not isinstance(found, dict):
+        raise EngineFailedError("an event that is not an object")
+    return found
+
+
+def _checked(answer: dict[str, Any]) -> dict[str, Any]:
+    """An answer or event that is no failure in disguise."""
+    if "error" in answer:
+        raise EngineFailedError(str(answer["error"]))
+    choices = answer.get("choices")
+    for choice in choices if isinstance(choices, list) else []:
+        if isinstance(choice, dict) and choice.get("finish_reason") == "abort":
+            raise EngineFailedError("aborted")
+    return answer

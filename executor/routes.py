@@ -1,0 +1,60 @@
+"""Where requests of each model go: written by the controller, read by gateways.
+
+A route file lists only replicas that answer; a gateway that finds a replica gone from it sends no
+more requests there, and only then is the replica stopped.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from planner.errors import CoralError
+from planner.types import Phase
+
+
+class RoutesError(CoralError):
+    """A route file that can't be read."""
+
+
+class Route(BaseModel):
+    """One replica that answers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    replica_id: str
+    model: str
+    phase: Phase
+    urls: tuple[str, ...]  # one per engine of the replica
+    weight: float = Field(default=1.0, gt=0.0)
+
+
+class Routes(BaseModel):
+    """All of them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    models: tuple[str, ...] = ()  # all that the deployment serves, also those without a replica now
+    routes: tuple[Route, ...] = ()
+
+
+def read_routes(path: Path) -> Routes:
+    """The file; no routes where there is none yet.
+
+    Raises RoutesError: not a route file.
+    """
+    try:
+        return Routes.model_validate_json(path.read_text())
+    except FileNotFoundError:
+        return Routes()
+    except (OSError, ValidationError) as error:
+        first = str(error).splitlines()[0]
+        raise RoutesError(f"{path} is not a route file of Coral ({first})") from error
+
+
+def write_routes(path: Path, routes: Routes) -> None:
+    """Whole or not at all."""
+    draft = path.with_suffix(".draft")
+    draft.write_text(routes.model_dump_json(indent=1))
+    draft.replace(path)

@@ -1,0 +1,210 @@
+"""From a template to the exact commands of its nodes, as values: stock vLLM 0.32.
+
+One process runs on every (node, group): a single-node replica is one or more engines, each on one
+group of the node's GPUs; a pipeline has one engine over all its nodes, whose first stage answers
+requests and whose others are headless. Prefill and decode replicas hand KV over through a
+connector. Nothing is started here.
+Source: vLLM 0.32 command line, as tried on CPU (docs/operations.md, Running vLLM).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from planner.errors import CoralError
+from planner.types import Phase, Placement, Stage
+
+MASTER_PORT, SIDE_CHANNEL_PORT = 1, 2  # after the group's first port
+PORTS_PER_GROUP = 10  # NIXL uses one side channel port per worker
+EXECUTE_TIMEOUT_S = 8  # a lost stage fails its requests after so long, not after 300 s
+SHUTDOWN_S = 60  # for requests in flight once routing has stopped
+
+
+class StagePlanError(CoralError):
+    """A placement that this engine cannot run; the planner should not have offered it."""
+
+
+class Connector(StrEnum):
+    """How KV moves from prefill to decode."""
+
+    NIXL = "nixl"
+    FOLDER = "folder"  # a folder that both sides see: where NIXL cannot be installed
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """How vLLM is started, the same for all replicas of a workload."""
+
+    command: tuple[str, ...]  # ('vllm',), or an interpreter with a launcher
+    model_path: str  # a folder or name that every node can read
+    served_name: str
+    max_model_len: int  # tokens
+    dtype: str = "auto"
+    kv_cache_bytes: int | None = None  # per GPU; None: vLLM measures what is left
+    block_size: int | None = None  # tokens
+    connector: Connector = Connector.NIXL
+    kv_folder: str = ""  # of Connector.FOLDER
+    kv_device: str = "cuda"  # 'cpu' on CPU nodes
+    arguments: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Where the processes of one lease run."""
+
+    lease_id: str
+    address: str
+    first_port: int  # this lease's own ports begin here
+    cores: tuple[str, ...] = ()  # CPU nodes: the cores of every group, '0-3'
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessPlan:
+    """One process of one node."""
+
+    name: str  # of the process within its replica: 'stage0-group0'
+    lease_id: str
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    api_url: str | None  # where it answers requests; None: headless
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaPlan:
+    """All processes of a replica; they start and end together."""
+
+    replica_id: str
+    phase: Phase
+    processes: tuple[ProcessPlan, ...]
+
+    @property
+    def api_urls(self) -> tuple[str, ...]:
+        return tuple(process.api_url for process in self.processes if process.api_url)
+
+    def on(self, lease_id: str) -> tuple[ProcessPlan, ...]:
+        """Processes of one node."""
+        return tuple(process for process in self.processes if process.lease_id == lease_id)
+
+
+def plan_stages(
+    replica_id: str,
+    phase: Phase,
+    placement: Placement,
+    hosts: Sequence[Host],
+    settings: EngineSettings,
+) -> ReplicaPlan:
+    """The processes of a replica; `hosts` has one host per stage, in the order of the stages.
+
+    Raises StagePlanError: several nodes in a stage, stages of unequal groups, a pipeline of a
+    prefill or decode replica, or another number of hosts than stages.
+    """
+    stages = placement.stages
+    _refuse(replica_id, phase, stages, hosts)
+    groups = stages[0].nodes[0].data_parallel_size
+    processes = [
+        _process(rank, group, phase, stages, hosts, settings)
+        for group in range(groups)
+        for rank in range(len(stages))
+    ]
+    return ReplicaPlan(replica_id, phase, tuple(processes))
+
+
+def _refuse(replica_id: str, phase: Phase, stages: Sequence[Stage], hosts: Sequence[Host]) -> None:
+    where = f"replica {replica_id}"
+    if any(len(stage.nodes) != 1 for stage in stages):
+        raise StagePlanError(f"{where}: stock vLLM runs one node per stage; plan with engine: vllm")
+    shapes = {
+        (stage.nodes[0].tensor_parallel_size, stage.nodes[0].data_parallel_size) for stage in stages
+    }
+    if len(shapes) != 1:
+        raise StagePlanError(
+            f"{where}: stock vLLM gives all stages one tensor parallel size and one number of "
+            "groups; plan with engine: vllm"
+        )
+    if len(stages) > 1 and phase is not Phase.AGGREGATED:
+        raise StagePlanError(
+            f"{where}: stock vLLM hands KV over between replicas of one stage only; plan with "
+            "engine: vllm"
+        )
+    if len(hosts) != len(stages):
+        raise StagePlanError(f"{where}: {len(stages)} stages, but {len(hosts)} hosts")
+
+
+def _process(
+    rank: int,
+    group: int,
+    phase: Phase,
+    stages: Sequence[Stage],
+    hosts: Sequence[Host],
+    settings: EngineSettings,
+) -> ProcessPlan:
+    host, head = hosts[rank], hosts[0]
+    port = host.first_port + group * PORTS_PER_GROUP
+    node = stages[rank].nodes[0]
+    argv = [
+        *settings.command, "serve", settings.model_path,
+        "--served-model-name", settings.served_name,
+        "--host", host.address, "--port", str(port),
+        "--dtype", settings.dtype, "--max-model-len", str(settings.max_model_len),
+        "--tensor-parallel-size", str(node.tensor_parallel_size),
+        "--shutdown-timeout", str(SHUTDOWN_S),
+    ]  # fmt: skip
+    if settings.kv_cache_bytes is not None:
+        argv += ["--kv-cache-memory-bytes", str(settings.kv_cache_bytes)]
+    if settings.block_size is not None:
+        argv += ["--block-size", str(settings.block_size)]
+    environment = {
+        **settings.environment,
+        "VLLM_HOST_IP": host.address,
+        "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": str(EXECUTE_TIMEOUT_S),
+        **_devices(host, group, node.tensor_parallel_size),
+    }
+    if len(stages) > 1:
+        master = head.first_port + group * PORTS_PER_GROUP + MASTER_PORT
+        argv += [
+            "--pipeline-parallel-size", str(len(stages)), "--nnodes", str(len(stages)),
+            "--node-rank", str(rank), "--master-addr", head.address, "--master-port", str(master),
+            "--distributed-executor-backend", "mp",
+        ]  # fmt: skip
+        layers = ",".join(str(stage.layers) for stage in stages)
+        environment["VLLM_PP_LAYER_PARTITION"] = layers
+    if phase is not Phase.AGGREGATED:
+        argv += ["--kv-transfer-config", json.dumps(_kv_transfer(settings))]
+        environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] = host.address
+        environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(port + SIDE_CHANNEL_PORT)
+    headless = rank > 0
+    argv += ["--headless"] if headless else []
+    return ProcessPlan(
+        name=f"stage{rank}-group{group}",
+        lease_id=host.lease_id,
+        argv=(*argv, *settings.arguments),
+        environment=environment,
+        api_url=None if headless else f"http://{host.address}:{port}",
+    )
+
+
+def _devices(host: Host, group: int, tensor_parallel_size: int) -> Mapping[str, str]:
+    """GPUs of a group, or its cores where the host names them."""
+    if host.cores:
+        return {"VLLM_CPU_OMP_THREADS_BIND": host.cores[group]}
+    first = group * tensor_parallel_size
+    numbers = range(first, first + tensor_parallel_size)
+    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, numbers))}
+
+
+def _kv_transfer(settings: EngineSettings) -> Mapping[str, object]:
+    if settings.connector is Connector.NIXL:
+        return {
+            "kv_connector": "NixlConnector",
+            "kv_role": "kv_both",
+            "kv_buffer_device": settings.kv_device,
+        }
+    return {
+        "kv_connector": "ExampleConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"shared_storage_path": settings.kv_folder},
+    }

@@ -1,0 +1,160 @@
+"""The controller process with agents in threads and engines that only answer /health."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from executor.control.keys import new_keys
+from executor.daemon import ControllerRunningError, Daemon
+from executor.deployment import (
+    Deployment,
+    DeploymentError,
+    EngineSpec,
+    NodeSpec,
+    ReplicaSpec,
+    StageSpec,
+    read_deployment,
+    write_deployment,
+)
+from executor.routes import Routes, RoutesError, read_routes
+from planner.types import Phase
+from tests.executor.test_control import Here
+
+FAKE = (sys.executable, str(Path(__file__).with_name("fake_engine.py")))
+ENGINE = EngineSpec(command=FAKE, model_path="m", max_model_len=64)
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def node(lease: str) -> NodeSpec:
+    return NodeSpec(
+        lease_id=lease, address="127.0.0.1", first_port=free_port(), node_class="CPU x1",
+        tensor_parallel_size=1, data_parallel_size=1, batch=1,
+    )  # fmt: skip
+
+
+def replica(name: str, *leases: str, share: float = 1.0) -> ReplicaSpec:
+    stages = tuple(
+        StageSpec(first_layer=n, layers=1, nodes=(node(lease),)) for n, lease in enumerate(leases)
+    )
+    return ReplicaSpec(id=name, model="org/m", phase=Phase.AGGREGATED, stages=stages, share=share)
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    with Daemon(tmp_path, lease_s=5.0) as found:
+        yield found
+
+
+@pytest.fixture
+def agents(daemon: Daemon, tmp_path: Path) -> Iterator[list[Here]]:
+    started = [
+        Here(daemon.controller, name, daemon.files.lease_keys(name), tmp_path / name)
+        for name in ("a", "b")
+    ]
+    yield started
+    for agent in started:
+        agent.end()
+
+
+def deploy(daemon: Daemon, *replicas: ReplicaSpec, leases: str = "ab") -> None:
+    keys = {name: daemon.files.lease_keys(name).public for name in leases}
+    content = Deployment(engines={"org/m": ENGINE}, lease_keys=keys, replicas=replicas)
+    write_deployment(daemon.files.deployment, content)
+
+
+def until(daemon: Daemon, condition: Callable[[], bool], seconds: float = 25.0) -> bool:
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        daemon.step(0.1)
+        if condition():
+            return True
+    return False
+
+
+def routed(daemon: Daemon) -> set[str]:
+    return {route.replica_id for route in read_routes(daemon.files.routes).routes}
+
+
+def test_replicas_are_routed_to_once_they_answer(daemon: Daemon, agents: list[Here]) -> None:
+    deploy(daemon, replica("r1", "a", share=0.7), replica("r2", "b", share=0.3))
+    assert until(daemon, lambda: routed(daemon) == {"r1", "r2"})
+    found = read_routes(daemon.files.routes)
+    assert found.models == ("org/m",)
+    assert {r.replica_id: r.weight for r in found.routes} == {"r1": 0.7, "r2": 0.3}
+    for route in found.routes:
+        assert httpx.get(f"{route.urls[0]}/health").status_code == 200
+
+
+def test_a_killed_stage_takes_its_replica_off_the_routes_and_back(
+    daemon: Daemon, agents: list[Here]
+) -> None:
+    deploy(daemon, replica("r1", "a", "b"))
+    assert until(daemon, lambda: routed(daemon) == {"r1"})
+    pid = daemon.controller.nodes["b"].reports[0].pid
+    os.kill(pid, signal.SIGKILL)  # a remote stage: the head still answers /health
+    assert until(daemon, lambda: routed(daemon) == set(), 5.0)
+    assert read_routes(daemon.files.routes).models == ("org/m",)
+    assert until(daemon, lambda: routed(daemon) == {"r1"})
+    assert daemon.controller.replicas["r1"].generation == 2
+
+
+def test_what_is_to_go_is_unrouted_before_it_is_stopped(daemon: Daemon, agents: list[Here]) -> None:
+    deploy(daemon, replica("r1", "a"), replica("r2", "b"))
+    assert until(daemon, lambda: routed(daemon) == {"r1", "r2"})
+    url = next(r.urls[0] for r in read_routes(daemon.files.routes).routes if r.replica_id == "r2")
+    kept = daemon._deployment.replicas[:1]
+    deploy(daemon, *kept, leases="a")
+    assert until(daemon, lambda: routed(daemon) == {"r1"}, 3.0)
+    assert httpx.get(f"{url}/health").status_code == 200  # gateways may not have seen it yet
+    assert until(daemon, lambda: "r2" not in daemon.controller.replicas)
+    agents[1].thread.join(15)
+    until(daemon, lambda: not agents[1].thread.is_alive(), 15)
+    assert agents[1].why == "the controller ended the lease"
+    assert routed(daemon) == {"r1"}
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/health")
+
+
+def test_one_controller_per_home(daemon: Daemon, tmp_path: Path) -> None:
+    with pytest.raises(ControllerRunningError, match="is at work on"):
+        Daemon(tmp_path)
+
+
+def test_a_broken_deployment_changes_nothing(daemon: Daemon, agents: list[Here]) -> None:
+    deploy(daemon, replica("r1", "a"))
+    assert until(daemon, lambda: routed(daemon) == {"r1"})
+    daemon.files.deployment.write_text("{")
+    until(daemon, lambda: False, 1.5)
+    assert routed(daemon) == {"r1"}
+    with pytest.raises(DeploymentError, match="run `coral operate` to write it anew"):
+        read_deployment(daemon.files.deployment)
+
+
+def test_route_files(tmp_path: Path) -> None:
+    assert read_routes(tmp_path / "none.json") == Routes()
+    (tmp_path / "bad.json").write_text('{"routes": 3}')
+    with pytest.raises(RoutesError, match="not a route file"):
+        read_routes(tmp_path / "bad.json")
+
+
+def test_a_home_without_a_controller_has_no_routes_left(tmp_path: Path) -> None:
+    with Daemon(tmp_path) as daemon:
+        assert daemon.files.controller.exists()
+        assert daemon.files.controller_keys().public == daemon.controller.public_key
+    assert not daemon.files.controller.exists()
+    assert read_routes(daemon.files.routes) == Routes()
+    assert new_keys() != new_keys()

@@ -1,0 +1,261 @@
+"""The gateway over HTTP with engines of every temper."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route as Path_
+
+from executor.gateway.app import make_app
+from executor.gateway.table import RouteTable
+from executor.routes import Route, Routes, write_routes
+from planner.types import Phase
+
+WORDS = ["one", "two", "three"]
+
+
+@contextmanager
+def served(app: Starlette) -> Iterator[str]:
+    """A server in a thread."""
+    listening = socket.socket()
+    listening.bind(("127.0.0.1", 0))
+    config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    server.should_exit = True
+    thread.join(10)
+
+
+@dataclass
+class Engine:
+    """Answers with WORDS; `temper` says how it misbehaves."""
+
+    temper: str = ""
+    seen: list[dict[str, Any]] = field(default_factory=list)
+    left_early: int = 0
+
+    def app(self) -> Starlette:
+        return Starlette(routes=[
+            Path_("/v1/chat/completions", self.complete, methods=["POST"]),
+            Path_("/v1/completions", self.complete, methods=["POST"]),
+        ])  # fmt: skip
+
+    async def complete(self, request: Request) -> Response:
+        body = await request.json()
+        self.seen.append(body)
+        if self.temper == "500":
+            return JSONResponse({"error": {"message": "broken"}}, 500)
+        if self.temper == "refuses":
+            return JSONResponse({"error": {"message": "prompt too long"}}, 400)
+        if self.temper == "garbage":
+            return Response("<html>", media_type="text/html")
+        if body.get("stream"):
+            return StreamingResponse(self.events(), media_type="text/event-stream")
+        reason = "abort" if self.temper == "aborts" else "stop"
+        transfer = {"remote_engine_id": "p1"} if "kv_transfer_params" in body else None
+        choices = [{"text": " ".join(WORDS), "finish_reason": reason}]
+        return JSONResponse({"choices": choices, "kv_transfer_params": transfer})
+
+    async def events(self) -> AsyncIterator[str]:
+        try:
+            if self.temper == "aborts":
+                yield event("", "abort")
+                yield "data: [DONE]\n\n"
+                return
+            for number, word in enumerate(WORDS * (100 if self.temper == "endless" else 1)):
+                if self.temper == "breaks" and number == 2:
+                    raise RuntimeError("broken")
+                if self.temper == "aborts late" and number == 2:
+                    yield event("", "abort")
+                    return
+                yield event(word)
+                await asyncio.sleep(0.02)
+            yield event("", "stop")
+            yield "data: [DONE]\n\n"
+        except asyncio.CancelledError:
+            self.left_early += 1
+            raise
+
+
+def event(text: str, reason: str | None = None) -> str:
+    choice = {"text": text, "finish_reason": reason}
+    return f"data: {json.dumps({'choices': [choice]})}\n\n"
+
+
+@contextmanager
+def gateway(
+    tmp_path: Path, *engines: tuple[Engine, Phase], weights: tuple[float, ...] = ()
+) -> Iterator[tuple[httpx.Client, Path, list[str]]]:
+    from contextlib import ExitStack
+
+    with ExitStack() as stack:
+        urls = [stack.enter_context(served(engine.app())) for engine, _ in engines]
+        routes = [
+            Route(
+                replica_id=f"r{n}", model="org/m", phase=phase, urls=(url,),
+                weight=weights[n] if weights else 1.0,
+            )
+            for n, ((_, phase), url) in enumerate(zip(engines, urls, strict=True))
+        ]  # fmt: skip
+        file = tmp_path / "routes.json"
+        write_routes(file, Routes(models=("org/m",), routes=tuple(routes)))
+        base = stack.enter_context(served(make_app(file)))
+        yield stack.enter_context(httpx.Client(base_url=base, timeout=20)), file, urls
+
+
+def ask(client: httpx.Client, **changes: Any) -> httpx.Response:
+    body = {"model": "org/m", "prompt": "hello", **changes}
+    return client.post("/v1/completions", json=body)
+
+
+def words_of(response: httpx.Response) -> list[str]:
+    lines = [x for x in response.text.splitlines() if x.startswith("data:")]
+    found = [json.loads(x[5:]) for x in lines if x != "data: [DONE]"]
+    return [e["choices"][0]["text"] for e in found if "choices" in e and e["choices"][0]["text"]]
+
+
+def test_answers_streams_and_lists_models(tmp_path: Path) -> None:
+    with gateway(tmp_path, (Engine(), Phase.AGGREGATED)) as (client, _, _):
+        assert [m["id"] for m in client.get("/v1/models").json()["data"]] == ["org/m"]
+        assert ask(client).json()["choices"][0]["text"] == "one two three"
+        streamed = ask(client, stream=True)
+        assert streamed.headers["content-type"].startswith("text/event-stream")
+        assert words_of(streamed) == WORDS
+        assert streamed.text.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("temper", ["500", "aborts", "garbage"])
+def test_a_failure_before_the_first_token_is_tried_elsewhere(
+    tmp_path: Path, temper: str, stream: bool
+) -> None:
+    bad, good = Engine(temper), Engine()
+    with gateway(tmp_path, (bad, Phase.AGGREGATED), (good, Phase.AGGREGATED)) as (client, _, _):
+        for _ in range(4):
+            response = ask(client, stream=stream)
+            assert response.status_code == 200
+            found = words_of(response) if stream else [response.json()["choices"][0]["text"]]
+            assert " ".join(found) == "one two three"
+        assert bad.seen
+
+
+@pytest.mark.parametrize("temper", ["breaks", "aborts late"])
+def test_a_failure_after_the_first_token_is_said_and_not_repeated(
+    tmp_path: Path, temper: str
+) -> None:
+    bad, good = Engine(temper), Engine()
+    with gateway(tmp_path, (bad, Phase.AGGREGATED)) as (client, _, _):
+        response = ask(client, stream=True)
+        assert words_of(response) == WORDS[:2]
+        assert '"code": "failed"' in response.text
+        assert "[DONE]" not in response.text
+    assert not good.seen
+
+
+def test_when_all_fail_the_client_gets_an_error(tmp_path: Path) -> None:
+    with gateway(tmp_path, (Engine("500"), Phase.AGGREGATED)) as (client, _, _):
+        for stream in (False, True):
+            response = ask(client, stream=stream)
+            assert response.status_code == 502
+            assert response.json()["error"]["code"] == "failed"
+
+
+def test_requests_that_are_wrong(tmp_path: Path) -> None:
+    with gateway(tmp_path, (Engine("refuses"), Phase.AGGREGATED)) as (client, file, _):
+        unknown = ask(client, model="org/other")
+        assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+        for content, message in (
+            (b"{", "is not JSON"), (b"[]", "must be a JSON object"), (b"{}", "names no model"),
+        ):  # fmt: skip
+            response = client.post("/v1/completions", content=content)
+            assert response.status_code == 400
+            assert message in response.json()["error"]["message"]
+        refused = ask(client)
+        assert (refused.status_code, refused.json()["error"]["message"]) == (400, "prompt too long")
+        large = client.post("/v1/completions", content=b" " * (5 * 2**20))
+        assert large.status_code == 413
+        write_routes(file, Routes(models=("org/m",)))
+        time.sleep(1.2)
+        nobody = ask(client)
+        assert (nobody.status_code, nobody.headers["retry-after"]) == (503, "5")
+
+
+def test_shares_follow_the_weights(tmp_path: Path) -> None:
+    engines = [Engine(), Engine()]
+    pairs = [(engine, Phase.AGGREGATED) for engine in engines]
+    with gateway(tmp_path, *pairs, weights=(3.0, 1.0)) as (client, _, _):
+        for _ in range(40):
+            ask(client)
+    assert [len(engine.seen) for engine in engines] == [30, 10]
+
+
+def test_prefill_then_decode_with_the_transfer_handed_on(tmp_path: Path) -> None:
+    prefill, decode = Engine(), Engine()
+    with gateway(tmp_path, (prefill, Phase.PREFILL), (decode, Phase.DECODE)) as (client, _, _):
+        assert words_of(ask(client, stream=True, max_tokens=7)) == WORDS
+    assert prefill.seen[0]["max_tokens"] == 1
+    assert prefill.seen[0]["stream"] is False
+    assert prefill.seen[0]["kv_transfer_params"]["do_remote_decode"] is True
+    assert decode.seen[0]["max_tokens"] == 7
+    assert decode.seen[0]["kv_transfer_params"] == {"remote_engine_id": "p1"}
+
+
+def test_half_a_pair_is_not_ready(tmp_path: Path) -> None:
+    with gateway(tmp_path, (Engine(), Phase.DECODE)) as (client, _, _):
+        assert ask(client).status_code == 503
+
+
+def test_a_client_that_goes_away_ends_its_request_at_the_engine(tmp_path: Path) -> None:
+    engine = Engine("endless")
+    with gateway(tmp_path, (engine, Phase.AGGREGATED)) as (client, _, _):
+        body = {"model": "org/m", "prompt": "x", "stream": True}
+        with client.stream("POST", "/v1/completions", json=body) as response:
+            next(response.iter_lines())
+        assert wait_for(lambda: engine.left_early == 1)
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends and not condition():
+        time.sleep(0.05)
+    return condition()
+
+
+def test_the_table_keeps_counts_and_survives_a_broken_file(tmp_path: Path) -> None:
+    file = tmp_path / "routes.json"
+    one = Route(replica_id="r", model="m", phase=Phase.AGGREGATED, urls=("http://a", "http://b"))
+    table = RouteTable(file)
+    table.refresh()
+    assert table.pick("m", Phase.AGGREGATED) is None
+    write_routes(file, Routes(models=("m",), routes=(one,)))
+    table.refresh()
+    first = table.pick("m", Phase.AGGREGATED)
+    assert first is not None
+    first.in_flight = 3
+    second = table.pick("m", Phase.AGGREGATED)
+    assert second is not None
+    assert second.url != first.url
+    file.write_text("{")
+    table.refresh()
+    assert table.models == {"m"}
+    assert {t.in_flight for t in table.targets["m", Phase.AGGREGATED]} == {0, 3}
+    assert table.pick("m", Phase.AGGREGATED, {"http://a", "http://b"}) is None
