@@ -119,10 +119,12 @@ class _Solve:
         if self._is_short(self._values(search)):
             if search.done and search.serving_all is None:  # perhaps no integers serve all
                 return self._in_two_steps(search.values)
-            dearer = self._blended(MUCH_DEARER * dear, None)
-            dearer.follow(search)
-            search = dearer
+            search = self._dearer(search, MUCH_DEARER * dear)
         search.run(self._until(1.0))
+        while search.done and self._is_short(self._values(search)) and self._has_time:
+            dear *= MUCH_DEARER  # still a bargain to leave something unserved
+            search = self._dearer(search, MUCH_DEARER * dear)
+            search.run(self._until(1.0))
         values = self._values(search)
         if self._is_short(values) and search.serving_all is not None:
             values = search.serving_all
@@ -150,6 +152,16 @@ class _Solve:
         model = self.model
         blended = replace(model.program, cost=model.program.cost + dear * model.shortfall)
         return self._search(blended, first, 1e-9, self.settings.relative_gap)
+
+    def _dearer(self, search: Search, dear: float) -> Search:
+        """The same with unserved requests at another price, from where it stands."""
+        dearer = self._blended(dear, None)
+        dearer.follow(search)
+        return dearer
+
+    @property
+    def _has_time(self) -> bool:
+        return self._until(1.0) - time.perf_counter() > LEAST_SOLVE_S
 
     def _least_shortfall(self) -> Relaxation:
         """The relaxation of the shortfall, with A11 kept.
