@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from tasks.operating import Round
     from tasks.sensitivity import Sensitivity
 
+SHOWN_NAMES = 6
+
 
 def summary(result: AllocationResult) -> dict[str, Any]:
     """The JSON object of an allocation."""
@@ -355,6 +357,10 @@ def _print_sources(console: Console, result: AllocationResult) -> None:
         f"Prices of {seen:%Y-%m-%d %H:%M} UTC ({_age(age)} old): {accepted} accepted, "
         f"{sum(rejected.values())} rejected ({reasons})."
     )
+    unpriced = result.inputs.scenario.unpriced
+    if unpriced:
+        more = f" and {len(unpriced) - SHOWN_NAMES} more" if len(unpriced) > SHOWN_NAMES else ""
+        console.print(f"No price, so not planned with: {', '.join(unpriced[:SHOWN_NAMES])}{more}.")
 
 
 def _age(age: timedelta) -> str:

@@ -19,7 +19,7 @@ from planner.allocation.solve import keep_running
 from planner.baselines.homo_joint import plan_homo_joint, plan_never_worse
 from planner.engine import runnable
 from planner.errors import NoTemplateError
-from planner.scenario import Scenario
+from planner.resolve import Scenario
 from planner.types import Template
 from tasks.inputs import Inputs, PhaseInputs
 from tasks.library import all_keys, describe_missing, may_share

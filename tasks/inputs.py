@@ -21,7 +21,8 @@ from planner.perf.roofline import Calibration
 from planner.perf.tables import LayerRow, group_rows
 from planner.placement.combinations import CombinationSet, enumerate_combinations
 from planner.placement.profile import PhaseProblem, build_phase_problem
-from planner.scenario import Known, MarketRow, Scenario, ScenarioSpec, resolve_scenario
+from planner.resolve import Known, MarketRow, Scenario, resolve_scenario
+from planner.scenario import ScenarioSpec
 from planner.types import Market, Phase, Provenance, Workload
 
 

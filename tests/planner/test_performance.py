@@ -17,7 +17,7 @@ from planner.perf.model import PerformanceModel
 from planner.perf.overhead import EnginePoint, fit_engine_overhead
 from planner.perf.roofline import Roofline, default_calibration
 from planner.perf.tables import LayerRow, LayerTable
-from planner.scenario import Known
+from planner.resolve import Known
 from planner.types import NodeClass, Provenance
 
 

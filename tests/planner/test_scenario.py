@@ -10,7 +10,7 @@ import pytest
 
 from planner.demand import forecast_demand
 from planner.errors import InputError, MarketError, ScenarioError, UnknownNameError
-from planner.scenario import Known, resolve_scenario
+from planner.resolve import Known, resolve_scenario
 from planner.types import Market, Phase
 from tasks.scenario_file import parse_scenario
 
@@ -70,6 +70,20 @@ def test_the_price_of_a_region_is_that_of_its_cheapest_zone(known: Known) -> Non
             == (offer.domain, offer.instance_type, offer.market)
         ]
         assert offer.price_usd_per_hour == min(zones)
+
+
+def test_classes_without_a_price_in_some_domain_are_named(known: Known) -> None:
+    domains = ["aws:us-east-1", "aws:us-west-2"]
+    scenario = resolve(known, changed(domains=domains))
+    assert scenario.unpriced == ()
+    prices = [
+        row
+        for row in known.prices
+        if not (row.domain == "aws:us-west-2" and row.node_class == "H100 x1")
+    ]
+    scenario = resolve(replace(known, prices=prices), changed(domains=domains))
+    assert scenario.unpriced == ("H100 x1 in aws:us-west-2",)
+    assert all(o.domain != "aws:us-west-2" or o.node_class != "H100 x1" for o in scenario.offers)
 
 
 def test_demand_of_a_history_is_forecast_over_start_up_and_interval(known: Known) -> None:
