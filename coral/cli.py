@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from coral import __version__
+from coral.serving import add_commands
 
 if TYPE_CHECKING:
     from planner.scenario import ScenarioSpec
@@ -38,6 +39,7 @@ library_app = typer.Typer(
 app.add_typer(library_app, name="library")
 fleet_app = typer.Typer(help="The nodes that run the plan.", no_args_is_help=True)
 app.add_typer(fleet_app, name="fleet")
+add_commands(app)
 
 Scenario = Annotated[
     str,

@@ -16,16 +16,16 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 from filelock import FileLock, Timeout
 
 from executor.control.controller import DRAIN_S, Controller
-from executor.control.keys import KeyPair, load_or_make
+from executor.control.keys import KeyPair
 from executor.control.messages import ProcessState
 from executor.deployment import Deployment, DeploymentError, read_deployment
+from executor.home import HomeFiles
 from executor.routes import Route, Routes, write_routes
 from executor.stage_plan import ReplicaPlan
 from planner.errors import InputError
@@ -42,37 +42,8 @@ class ControllerRunningError(InputError):
     """Another controller is at work on this home."""
 
 
-@dataclass(frozen=True)
-class HomeFiles:
-    """Files of a home folder that the controller shares with others."""
-
-    home: Path
-
-    @property
-    def deployment(self) -> Path:
-        return self.home / "deployment.json"
-
-    @property
-    def routes(self) -> Path:
-        return self.home / "routes.json"
-
-    @property
-    def controller(self) -> Path:
-        return self.home / "controller.json"
-
-    @property
-    def lock(self) -> Path:
-        return self.home / "controller.lock"
-
-    @property
-    def keys(self) -> Path:
-        return self.home / "keys"
-
-    def controller_keys(self) -> KeyPair:
-        return load_or_make(self.keys / "controller.key")
-
-    def lease_keys(self, lease_id: str) -> KeyPair:
-        return load_or_make(self.keys / f"lease-{lease_id}.key")
+class PortTakenError(InputError):
+    """A port that something listens on already."""
 
 
 class Daemon:

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
-import platformdirs
-
 from catalog.store import Catalog
+from executor.home import resolve_home
 
-
-def resolve_home(home: str | None = None) -> Path:
-    """The folder named, or CORAL_HOME, or the user's data folder (~/.local/share/coral)."""
-    named = home or os.environ.get("CORAL_HOME")
-    return Path(named).expanduser() if named else platformdirs.user_data_path("coral")
+__all__ = ["open_catalog", "resolve_home"]
 
 
 def open_catalog(home: str | None = None) -> Catalog:

@@ -39,7 +39,9 @@ LEAST_DIVE_REST_S = 1.0
 DIVE_COLUMNS = 2500
 FIRST_SHARE = 0.4  # of all domains or workloads in a neighbourhood
 FIRST_COLUMNS = 6000  # replica columns of the first neighbourhoods, where that is less
-STALLED = 5e-4  # of the bound: blocks that raise it less rest for a while
+STALLED = 5e-4  # of the bound: blocks that raise it less
+MANY_STALLED = 4  # times in a row rest for a while
+BLOCKS_TURN_S = 2.5  # of blocks between neighbourhoods
 MOST_BLOCKS_S = 3.0  # of all blocks together, once
 BLOCKS_SHARE = 0.06  # the same, of the time there is
 LEAST_GAP = 1e-6  # below it is the solver's own tolerance
@@ -212,19 +214,24 @@ class Search:
             for each in self._blocks:
                 if not self.done and left() > 0.05:
                     self._step(each, min(left(), blocks_s))
-        decompositions = self._blocks
-        turn, resting = 0, 0
+        turn, resting, stalled = 0, 0, 0
         while not self.done and left() > 0.05:
-            if decompositions and resting == 0:
+            ends = time.perf_counter() + min(left(), BLOCKS_TURN_S)
+            while self._blocks and resting == 0 and not self.done and time.perf_counter() < ends:
                 before, plan = self.bound, self.objective
-                self._step(max(decompositions, key=lambda d: d.bound), min(left(), blocks_s))
+                self._step(max(self._blocks, key=lambda d: d.bound), min(left(), blocks_s))
                 little = STALLED * max(abs(self.bound), self.scale)
-                if self.bound - before < little and self.objective == plan:
-                    resting = 3
+                went_on = self.bound - before >= little or self.objective != plan
+                stalled = 0 if went_on else stalled + 1
+                if stalled >= MANY_STALLED:
+                    resting, stalled = 4, 0
             resting = max(0, resting - 1)
             if turn % 3 == 0 and not self.is_large:
                 self._pool(min(left(), 2.0 + turn))
+            plan = self.objective
             self._neighbourhoods(min(left(), max(6.0, 3.0 * self.patience_s)))
+            if self.objective == plan:
+                resting = 0  # then rather bounds
             if self.values is None and self._beside is not None:
                 self._beside.wait(min(left(), 0.1))
             self._exchange()

@@ -1,0 +1,5 @@
+"""`python -m coral`."""
+
+from coral.cli import main
+
+main()

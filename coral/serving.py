@@ -1,0 +1,126 @@
+"""Commands of the machines that serve: agent, controller, gateway. No Prefect, no DuckDB."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Home = Annotated[
+    str | None,
+    typer.Option("--home", help="Coral's home folder. [CORAL_HOME or ~/.local/share/coral]"),
+]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Register them."""
+    app.command()(agent)
+    app.command()(controller)
+    app.command()(gateway)
+
+
+def agent(
+    lease: Annotated[str, typer.Option(help="Id of this node's lease.")],
+    controller: Annotated[str, typer.Option(help="Where the controller listens: tcp://host:port.")],
+    controller_key: Annotated[str, typer.Option(help="The controller's public key.")],
+    key_file: Annotated[Path, typer.Option(help="File with this lease's keys.")],
+    folder: Annotated[Path, typer.Option(help="Folder of the processes' logs.")],
+    first_lease: Annotated[
+        float, typer.Option(min=1.0, help="Seconds to wait for the controller at first.")
+    ] = 120.0,
+) -> None:
+    """Run this node: start, watch and stop what the controller says; end when it is gone."""
+    from coral import __version__
+    from executor.control.agent import Agent, AgentSettings
+    from executor.control.keys import read_keys
+
+    _log_to_stderr()
+    running = Agent(
+        AgentSettings(
+            lease, controller, controller_key, read_keys(key_file), folder, first_lease, __version__
+        )
+    )
+    _on_signals(lambda: running.stop("asked to end"))
+    typer.echo(running.run(), err=True)
+
+
+def controller(
+    home: Annotated[
+        str | None,
+        typer.Option("--home", help="Coral's home. [CORAL_HOME or ~/.local/share/coral]"),
+    ] = None,
+    address: Annotated[
+        str, typer.Option(help="Where agents connect; * takes a free port.")
+    ] = "tcp://127.0.0.1:*",
+) -> None:
+    """Bring nodes to what is deployed, and tell gateways which replicas answer."""
+    from executor.daemon import Daemon
+    from executor.home import resolve_home
+
+    _log_to_stderr()
+    ended = []
+    _on_signals(lambda: ended.append(True))
+    with Daemon(resolve_home(home), address) as daemon:
+        typer.echo(f"controller at {daemon.controller.address}", err=True)
+        while not ended:
+            daemon.step()
+
+
+def gateway(
+    home: Annotated[
+        str | None,
+        typer.Option("--home", help="Coral's home. [CORAL_HOME or ~/.local/share/coral]"),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
+) -> None:
+    """Answer OpenAI-compatible requests with the replicas that are ready."""
+    import uvicorn
+
+    from executor.gateway.app import make_app
+    from executor.home import resolve_home
+
+    folder = resolve_home(home)
+    folder.mkdir(parents=True, exist_ok=True)
+    _refuse_taken(host, port)
+    typer.echo(f"gateway at http://{host}:{port}", err=True)
+    config = uvicorn.Config(
+        make_app(folder / "routes.json"), host=host, port=port, log_level="warning",
+        timeout_graceful_shutdown=60,
+    )  # fmt: skip
+    uvicorn.Server(config).run()
+
+
+def _refuse_taken(host: str, port: int) -> None:
+    """Say it before the server's own log does.
+
+    Raises PortTakenError: something listens there already, or the address is not this machine's.
+    """
+    import socket
+
+    from executor.daemon import PortTakenError
+
+    with socket.socket() as found:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            found.bind((host, port))
+        except OSError as error:
+            raise PortTakenError(
+                f"cannot listen on {host}:{port} ({error.strerror}); choose another --port"
+            ) from error
+
+
+def _log_to_stderr() -> None:
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+
+
+def _on_signals(stop: Callable[[], None]) -> None:
+    for name in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(name, lambda *_: stop())

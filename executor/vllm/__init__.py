@@ -1,0 +1,1 @@
+"""What runs inside the environment that has vLLM."""

@@ -1,0 +1,61 @@
+"""Makes a tiny random Llama with a tokenizer of its own: something real for vLLM to serve.
+
+    python tiny_model.py FOLDER [--layers 4]
+
+Runs in the environment of vLLM (it needs torch, transformers and tokenizers). The weights are drawn
+from a fixed seed, so that two machines make the same model.
+"""
+
+import argparse
+from pathlib import Path
+
+SENTENCE = "the reef is full of small fish that swim in shoals over the white sand"
+END = "<|end|>"
+
+
+def make(folder: Path, layers: int) -> None:
+    """Write config, weights and tokenizer."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=512,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    tokenizer.train_from_iterator([SENTENCE] * 8, trainer)
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=END)
+    wrapped.chat_template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+    wrapped.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=512,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        bos_token_id=None,
+        eos_token_id=wrapped.eos_token_id,
+        tie_word_embeddings=False,
+    )
+    model = LlamaForCausalLM(config).to(torch.float32)
+    model.save_pretrained(folder)
+
+
+def main() -> None:
+    """Parse and make."""
+    parser = argparse.ArgumentParser(description="A tiny random Llama.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--layers", type=int, default=4)
+    options = parser.parse_args()
+    make(options.folder, options.layers)
+
+
+if __name__ == "__main__":
+    main()
