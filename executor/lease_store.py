@@ -55,13 +55,13 @@ class SqliteLeaseStore:
                 (lease.id, at.isoformat(), lease.state.value, lease.reason),
             )
 
-    def replicas(self, scenario: str) -> list[Replica]:
-        """Replicas of a scenario that did not end, oldest first."""
+    def replicas(self, scenario: str | None = None) -> list[Replica]:
+        """Replicas (of a scenario) that did not end, oldest first."""
         with self._connect() as connection:
             rows = connection.execute(
                 "SELECT id, scenario, template_id, domain, started_at FROM replica "
-                "WHERE scenario = ? AND ended_at IS NULL ORDER BY started_at, id",
-                (scenario,),
+                "WHERE (? IS NULL OR scenario = ?) AND ended_at IS NULL ORDER BY started_at, id",
+                (scenario, scenario),
             ).fetchall()
         return [
             Replica(key, whose, template, domain, datetime.fromisoformat(started))

@@ -6,6 +6,7 @@ time, and a better solution from elsewhere can be handed in, so that it prunes w
 
 from __future__ import annotations
 
+import logging
 import threading
 from types import TracebackType
 from typing import Any, Self
@@ -14,6 +15,8 @@ import numpy as np
 
 from planner.perf.grids import Floats
 from planner.programs import Program, run_solver, set_up
+
+log = logging.getLogger(__name__)
 
 
 class BackgroundSolve:
@@ -29,7 +32,8 @@ class BackgroundSolve:
         self._found: Floats | None = None
         self._given: Floats | None = None
         self._stopped = False
-        self._failure: BaseException | None = None
+        self.failure: Exception | None = None  # it found nothing more; the others go on
+        self._lock = threading.Lock()
         self._solver = set_up(program, relative_gap=relative_gap, start=start)
         self._solver.cbMipImprovingSolution += self._on_better
         self._solver.cbMipInterrupt += self._on_interrupt
@@ -49,8 +53,6 @@ class BackgroundSolve:
     ) -> None:
         self._stopped = True
         self._thread.join()
-        if error is None and self._failure is not None:
-            raise self._failure
 
     @property
     def running(self) -> bool:
@@ -66,20 +68,25 @@ class BackgroundSolve:
 
     def take(self) -> Floats | None:
         """The latest better solution that was not taken yet."""
-        found, self._found = self._found, None
+        with self._lock:
+            found, self._found = self._found, None
         return found
 
     def _run(self) -> None:
         try:
             answer = run_solver(self._solver, self._time_limit_s, is_mip=True)
-        except BaseException as error:
-            self._failure = error
+        except Exception as error:
+            log.warning("the solve beside the search ended: %s", error)
+            self.failure = error
             return
-        self._found = answer.values if answer.values is not None else self._found
+        if answer.values is not None:
+            with self._lock:
+                self._found = answer.values
         self.bound = max(self.bound, answer.bound)
 
     def _on_better(self, event: Any) -> None:
-        self._found = np.array(event.data_out.mip_solution)
+        with self._lock:
+            self._found = np.array(event.data_out.mip_solution)
 
     def _on_interrupt(self, event: Any) -> None:
         if np.isfinite(event.data_out.mip_dual_bound):

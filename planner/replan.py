@@ -53,6 +53,13 @@ def from_fleet(
     held = held_nodes(running)
     offers = {node_key(offer): offer for offer in data.offers}
     vcpus = {offer.instance_type: offer.vcpus for offer in data.offers}
+    least: dict[StockKey, int] = {}
+    for key, offer in offers.items():
+        least[stock_key(offer)] = least.get(stock_key(offer), 0) + held.get(key, 0)
+    offers = {
+        key: replace(offer, stock=max(offer.stock, least[stock_key(offer)]))
+        for key, offer in offers.items()
+    }
     for lease in running:
         if lease.key not in offers:
             owned = lease.market is Market.OWNED
@@ -62,22 +69,16 @@ def from_fleet(
                 node_class=lease.node_class,
                 market=lease.market,
                 price_usd_per_hour=0.0 if owned else lease.price_usd_per_hour,
-                stock=0,
+                stock=held[lease.key],
                 stock_source="runs; the market no longer offers it",
                 zone=lease.zone,
                 gpus=gpus_of(lease.node_class),
                 vcpus=vcpus.get(lease.instance_type, 0),
             )
-    least: dict[StockKey, int] = {}
-    for key, offer in offers.items():
-        least[stock_key(offer)] = least.get(stock_key(offer), 0) + held.get(key, 0)
     templates = {template.id: template for template in data.templates}
     return replace(
         data,
-        offers=tuple(
-            replace(offer, stock=max(offer.stock, least[stock_key(offer)]))
-            for _, offer in sorted(offers.items())
-        ),
+        offers=tuple(offer for _, offer in sorted(offers.items())),
         held=dict(sorted(held.items())),
         running=tuple(
             RunningReplicas(templates[key], domain, count)

@@ -6,7 +6,7 @@ a template's replicas in a domain as many stay as the new plan has; of a surplus
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -60,6 +60,21 @@ def follow(
         ended += [replace(replica, ended_at=now) for replica in mine[count:]]
         started += [Replica(new_id(), scenario, *key, now) for _ in range(count - len(mine))]
     return ReplicaChanges(tuple(kept), tuple(started), tuple(ended))
+
+
+def standing(
+    replicas: Sequence[Replica], combinations: Mapping[str, Combination], leases: Sequence[Lease]
+) -> Mapping[ReplicaKey, int]:
+    """Replicas that have all their nodes, by template and domain."""
+    nodes = Counter((lease.replica, lease.node_class) for lease in leases if lease.state.is_held)
+    return Counter(
+        replica.key
+        for replica in replicas
+        if replica.template_id in combinations
+        and all(
+            nodes[replica.id, name] >= count for name, count in combinations[replica.template_id]
+        )
+    )
 
 
 def assign(

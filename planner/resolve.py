@@ -50,7 +50,7 @@ class Known:
     gpus: Sequence[str]
     lengths: Mapping[str, Lengths]
     trace_rps: Mapping[str, Sequence[float]]  # requests/s of every minute
-    histories: Mapping[str, DemandHistory]
+    histories: Mapping[str, tuple[float, Sequence[float], float]]  # as DemandHistory.of takes them
     prices: Sequence[MarketRow]
     stock: Mapping[tuple[str, str, str], int]  # (level, domain, instance type) -> nodes
 
@@ -246,7 +246,7 @@ def _forecast(demand: DemandSpec, spec: ScenarioSpec, known: Known, place: str) 
     name = demand.history or ""
     if name not in known.histories:
         raise UnknownNameError("demand history", name, known.histories, place)
-    history = known.histories[name]
+    history = DemandHistory.of(name, *known.histories[name])
     if demand.until_hours is not None:
         history = history.until(int(demand.until_hours * 60 / history.window_minutes))
     horizon = spec.allocation.startup_minutes + spec.operate.interval_minutes

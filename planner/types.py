@@ -173,7 +173,7 @@ class Offer:
     node_class: str
     market: Market
     price_usd_per_hour: float
-    stock: int  # nodes, shared by the spot and on-demand offers of this domain and type, if rented
+    stock: int  # nodes; the larger of a domain's and type's spot and on-demand stock is of both
     stock_source: str  # 'assumed: level limited' or where it was observed
     zone: str | None = None
     gpus: int = 1  # of one node

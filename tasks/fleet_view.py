@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from executor.apply import end_all, settle
@@ -48,4 +49,5 @@ def end_fleet(home: str | None) -> int:
     catalog, fleet, now = open_catalog(home), SimulatedFleet(), datetime.now(UTC)
     with fleet_lock(catalog):
         store = lease_store(catalog)
+        store.save_replicas([replace(replica, ended_at=now) for replica in store.replicas()])
         return end_all(store, fleet, settle(store, fleet, now), now)

@@ -12,7 +12,6 @@ import duckdb
 from catalog import reads
 from catalog.seed import import_seed
 from catalog.store import Catalog
-from planner.demand import DemandHistory
 from planner.perf.allreduce import AllReduce, LinkFit
 from planner.perf.grids import Line
 from planner.perf.model import PerformanceModel
@@ -89,8 +88,8 @@ def read_known(connection: duckdb.DuckDBPyConnection) -> Known:
         lengths=reads.read_lengths(connection),
         trace_rps=reads.read_trace_rps(connection),
         histories={
-            history[0]: DemandHistory.of(*history)
-            for history in reads.read_demand_histories(connection)
+            name: (minutes, rates, span)
+            for name, minutes, rates, span in reads.read_demand_histories(connection)
         },
         prices=[
             MarketRow(domain, zone, name, node_class, Market(market), price)

@@ -21,7 +21,7 @@ from planner.allocation.problem import AllocationInput, NodeKey, node_key
 from planner.errors import InputError, SolverStoppedError
 from planner.leases import Lease, held_nodes, reconcile
 from planner.replan import from_fleet, replan
-from planner.replicas import ReplicaChanges, assign, follow
+from planner.replicas import ReplicaChanges, assign, follow, standing
 from planner.scenario import ScenarioSpec
 from planner.types import Market
 from tasks.allocation import allocation_input, conclude, fingerprint, read_library
@@ -75,7 +75,9 @@ def operate_once(catalog: Catalog, spec: ScenarioSpec, inputs: Inputs, now: date
             last = reads.read_latest_plan(connection, name)
         market = allocation_input(inputs, read_library(catalog, inputs))
         allowed = [lease for lease in leases if _is_allowed(lease, spec)]
-        data = from_fleet(market, allowed, {} if last is None else last.replicas)
+        combinations = {template.id: template.combination for template in market.templates}
+        whole = standing(store.replicas(name), combinations, allowed)
+        data = from_fleet(market, allowed, whole)
         held = dict(held_nodes(leases))
         decision, wanted, replicas, why, stopped = None, held, {}, "nothing changed", False
         if last is not None:
@@ -106,8 +108,10 @@ def operate_once(catalog: Catalog, spec: ScenarioSpec, inputs: Inputs, now: date
         offers = {node_key(offer): offer for offer in data.offers}
         wanted = {key: count for key, count in wanted.items() if key in offers}
         applied = apply_actions(store, fleet, reconcile(wanted, offers, freed), now, name)
+        if applied.failed:  # nothing was terminated, so nothing ends: it may be all that serves
+            stay = [replace(replica, ended_at=None) for replica in changes.ended]
+            changes = ReplicaChanges((*changes.kept, *stay), changes.started, ())
         store.save_replicas((*changes.started, *changes.ended))
-        combinations = {template.id: template.combination for template in data.templates}
         present = [r for r in (*changes.kept, *changes.started) if r.template_id in combinations]
         for lease in assign(present, combinations, _leases_of(store.all(), name)):
             store.save(lease, now)

@@ -30,9 +30,16 @@ def _check_nodes(data: AllocationInput, plan: Plan) -> None:
             needed[planned.domain, name] += count * planned.count
     rented: Counter[tuple[str, str]] = Counter()
     used: Counter[StockKey] = Counter()
-    stock = {stock_key(offer): offer.stock for offer in data.offers}
+    stock: dict[StockKey, int] = {}
+    for offer in data.offers:
+        stock[stock_key(offer)] = max(stock.get(stock_key(offer), 0), offer.stock)
     for nodes in plan.nodes:
         offer = nodes.offer
+        if nodes.count > offer.stock:
+            raise PlanCheckError(
+                f"the plan rents {nodes.count} {offer.instance_type} {offer.market} in "
+                f"{offer.domain}, of {offer.stock} (A2)"
+            )
         rented[offer.domain, offer.node_class] += nodes.count
         used[stock_key(offer)] += nodes.count
     if rented != needed:

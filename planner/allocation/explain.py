@@ -114,7 +114,9 @@ class _EntrySearch:
         model = self.model
         self.program = limited(model.fulfilling(model.program.cost), model, short)
         least = relax(model, model.fulfilling(model.shortfall))
-        self.relaxation = relax(model, self.program, least.pool)
+        used = model.values_of(plan)[model.parts.replicas] > 0.5  # feasible without the others
+        pool = np.union1d(least.pool, model.parts.replicas[used])
+        self.relaxation = relax(model, self.program, pool)
         self.most_share = self._most_shares()
 
     def entry(self, number: int) -> EntryPrice:

@@ -420,6 +420,9 @@ class AllocationModel:
         )
         largest = np.where(spread[self._served[0]], INFINITE, self.largest_rps[self._served])
         upper[parts.paired] = upper[parts.mixed] = largest
+        shared = np.array([self._stock_of(self._stocks[stock_key(o)]) for o in data.offers])
+        own = np.array([float(o.stock) for o in data.offers])
+        upper[parts.nodes] = np.where(own < shared, own, INFINITE)
         upper[parts.short] = self.demand
         upper[parts.missed] = 0.0
         integer = np.zeros(total, dtype=bool)

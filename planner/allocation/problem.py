@@ -171,7 +171,7 @@ def build_allocation(
     Cost       H sum price y + start-up sum price newnode + drain sum price drop
                + restart sum price ended + H sum egress (q + aggregated z)     (A0) USD
     Such that  sum count[t, c] x[t, r] = sum of y[r, n, k] with n of class c   (A1) nodes
-               y spot + y on-demand <= stock, y owned <= owned stock           (A2) nodes
+               y <= stock of its offer, y spot + y on-demand <= the larger one (A2) nodes
                newnode >= y - held, drop >= held - y, ended >= running - x     (A3) nodes
                sum over w of z[w, t, r] / T[t, w] <= x[t, r]                   (A4) replicas
                q[w, r] <= sum of z over prefill, and over decode, templates    (A5) requests/s
@@ -234,8 +234,8 @@ def _variables(data: AllocationInput) -> AllocationProblem:
     return AllocationProblem(
         problem=pulp.LpProblem("allocation", pulp.LpMinimize),
         replicas=replicas,
-        nodes={k: pulp.LpVariable(f"nodes_{i}", 0, None, pulp.LpInteger)
-               for i, k in enumerate(keys)},
+        nodes={k: pulp.LpVariable(f"nodes_{i}", 0, offer.stock, pulp.LpInteger)
+               for i, (k, offer) in enumerate(zip(keys, data.offers, strict=True))},
         new_nodes={k: pulp.LpVariable(f"newnode_{i}", 0) for i, k in enumerate(keys)},
         dropped={k: pulp.LpVariable(f"drop_{i}", 0) for i, k in enumerate(keys)},
         ended=[pulp.LpVariable(f"ended_{i}", 0) for i in range(len(data.running))],

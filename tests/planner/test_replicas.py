@@ -14,7 +14,7 @@ from planner.allocation.problem import AllocationInput, RunningReplicas
 from planner.allocation.solve import plan_allocation
 from planner.leases import Lease, LeaseState, reconcile
 from planner.replan import from_fleet, replan
-from planner.replicas import Replica, assign, follow
+from planner.replicas import Replica, assign, follow, standing
 from planner.types import Market, Phase
 from tests.builders import EXACT, offer, template, workload
 
@@ -75,6 +75,13 @@ def test_nodes_stay_with_their_replica_and_free_ones_fill_gaps() -> None:
     assert assign([first, second], combinations, settled) == []
 
 
+def test_only_replicas_with_all_their_nodes_stand() -> None:
+    replicas = [Replica(n, "s", "t", "d1", NOW) for n in ("r1", "r2")]
+    leases = [lease("l1", replica="r1"), lease("l2", replica="r1"), lease("l3", replica="r2")]
+    assert standing(replicas, {"t": (("A x1", 2),)}, leases) == {("t", "d1"): 1}
+    assert standing(replicas, {}, leases) == {}
+
+
 def test_nodes_without_a_replica_are_given_back_first() -> None:
     leases = [lease("l1", replica="r1"), lease("l2"), lease("l3", replica="r1")]
     actions = reconcile({leases[0].key: 2}, {}, leases)
@@ -97,14 +104,12 @@ def market(**changes: object) -> AllocationInput:
 
 def test_a_running_replica_is_not_shuffled_for_nothing() -> None:
     data = market()
-    for kept, other in ((0, 1), (1, 0)):
-        chosen = data.templates[kept]
+    for chosen in data.templates:
         running = (RunningReplicas(chosen, "d1", 2 if chosen.id == "t1" else 1),)
         held = {("d1", "type-A x1", Market.ON_DEMAND): 2}
         plan = plan_allocation(replace(data, running=running, held=held))
         assert [r.template.id for r in plan.replicas] == [chosen.id]
         assert plan.objective_usd == pytest.approx(6.0)
-        assert other != kept
 
 
 def test_a_replica_that_ends_costs_its_nodes_restart() -> None:
@@ -138,6 +143,21 @@ def test_a_stock_below_what_runs_is_raised_to_it_and_no_further() -> None:
     found = from_fleet(data, [lease("l1"), lease("l2")], {})
     assert [o.stock for o in found.offers] == [2]
     assert [n.count for n in plan_allocation(found).nodes] == [2]
+
+
+@pytest.mark.parametrize("solver", ["columns", "full"])
+@pytest.mark.parametrize("gone", [Market.SPOT, Market.ON_DEMAND])
+def test_of_an_offer_that_vanished_only_what_runs_is_there(gone: Market, solver: str) -> None:
+    """Its sibling of the other market keeps its stock, and the plan passes its check."""
+    there = Market.ON_DEMAND if gone is Market.SPOT else Market.SPOT
+    data = market(offers=(offer("d1", "A x1", 3.0, 10, there),), workloads=(workload("chat", 6.0),))
+    data = replace(data, settings=replace(EXACT, solver=solver))
+    found = from_fleet(data, [lease("l1", market=gone)], {})
+    plan = plan_allocation(found)
+    counts = {n.offer.market: n.count for n in plan.nodes}
+    assert counts[gone] <= 1
+    assert sum(counts.values()) == 6
+    assert plan.served_share == pytest.approx(1.0)
 
 
 def test_spot_and_on_demand_nodes_count_together_on_one_stock() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from planner.demand import forecast_demand
+from planner.demand import DemandHistory, forecast_demand
 from planner.errors import InputError, MarketError, ScenarioError, UnknownNameError
 from planner.resolve import Known, resolve_scenario
 from planner.types import Market, Phase
@@ -89,7 +89,7 @@ def test_classes_without_a_price_in_some_domain_are_named(known: Known) -> None:
 def test_demand_of_a_history_is_forecast_over_start_up_and_interval(known: Known) -> None:
     demand = {"history": "servegen-m-mid", "until_hours": 100, "scale": 0.01}
     scenario = resolve(known, changed(workload__demand=demand))
-    history = known.histories["servegen-m-mid"]
+    history = DemandHistory.of("m-mid", *known.histories["servegen-m-mid"])
     expected = forecast_demand(history.until(600), 20.0)
     assert scenario.forecasts == {"Qwen3-14B": expected}
     assert scenario.workloads[0].demand_rps == pytest.approx(0.01 * expected.rate_rps)

@@ -167,6 +167,9 @@ def test_nothing_is_terminated_while_its_replacement_fails(catalog: Catalog) -> 
     assert after.applied.failed > 0
     assert after.applied.terminated == 0
     assert fleet(catalog) == before
+    assert not after.replicas.ended
+    serving = {one.replica for one in lease_store(catalog).all() if one.state.is_held}
+    assert serving <= {replica.id for replica in lease_store(catalog).replicas()}
 
 
 def test_a_fleet_that_the_market_no_longer_offers_goes_on(catalog: Catalog) -> None:
