@@ -102,7 +102,7 @@ def _refuse_taken(host: str, port: int) -> None:
     """
     import socket
 
-    from executor.daemon import PortTakenError
+    from executor.gateway.app import PortTakenError
 
     with socket.socket() as found:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

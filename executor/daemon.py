@@ -1,6 +1,6 @@
 """The controller process: brings nodes to the deployment, and tells gateways who answers.
 
-    deployment.json  what is to run (written by `coral operate`)      -> read here
+    deployment.json  what is to run                                   -> read here
     routes.json      which replicas answer (read by gateways)         -> written here
     controller.json  where agents connect, and this controller's key  -> written here
 
@@ -11,14 +11,17 @@ stopped when gateways have had time to see that.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import zmq
 from filelock import FileLock, Timeout
 
 from executor.control.controller import DRAIN_S, Controller
@@ -30,9 +33,11 @@ from executor.routes import Route, Routes, write_routes
 from executor.stage_plan import ReplicaPlan
 from planner.errors import InputError
 
+ADDRESS = "tcp://127.0.0.1:*"
 STEP_S = 0.5
 UNROUTED_S = 2.0  # before a replica that is to go is stopped: gateways read routes twice a second
 HEALTH_TIMEOUT_S = 1.0
+HEALTH_THREADS = 16
 LEASE_S = 30.0
 
 log = logging.getLogger(__name__)
@@ -42,17 +47,13 @@ class ControllerRunningError(InputError):
     """Another controller is at work on this home."""
 
 
-class PortTakenError(InputError):
-    """A port that something listens on already."""
-
-
 class Daemon:
     """One controller at work on one home; use it in a `with` block and call `step`."""
 
     def __init__(
         self,
         home: Path,
-        address: str = "tcp://127.0.0.1:*",
+        address: str = ADDRESS,
         lease_s: float = LEASE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -67,17 +68,19 @@ class Daemon:
             ) from error
         try:
             keys = self.files.controller_keys()
-            self.controller = Controller(keys, lease_s, address)
+            self.controller = _controller(keys, lease_s, address, self.files.address)
         except BaseException:
             self._lock.release()
             raise
         self._client = httpx.Client(timeout=HEALTH_TIMEOUT_S, trust_env=False)
+        self._askers = ThreadPoolExecutor(HEALTH_THREADS)
+        self._asking: dict[tuple[str, int], Future[bool]] = {}  # by replica and generation
         self._seen: tuple[int, int] | None = None
         self._deployment = Deployment()
         self._plans: dict[str, ReplicaPlan] = {}
         self._going: dict[str, tuple[ReplicaPlan, float]] = {}  # until when it stays, unrouted
         self._leaving: dict[str, tuple[str, float]] = {}  # leases not wanted any more: key, until
-        self._written = Routes()
+        self._written: Routes | None = None
         self._healthy: dict[str, int] = {}  # generation of a replica whose engines have answered
         self._write_address(keys)
 
@@ -85,7 +88,8 @@ class Daemon:
         return self
 
     def __exit__(self, *_: object) -> None:
-        write_routes(self.files.routes, Routes())
+        self._askers.shutdown(cancel_futures=True)
+        write_routes(self.files.routes, Routes(models=self._models))
         self.files.controller.unlink(missing_ok=True)
         self._client.close()
         self.controller.close()
@@ -98,7 +102,7 @@ class Daemon:
         self._going = {k: v for k, v in self._going.items() if v[1] > now}
         staying = {replica_id: plan for replica_id, (plan, _) in self._going.items()}
         self.controller.want_leases(self._wanted_leases(now))
-        self.controller.want_replicas({**staying, **self._plans})
+        self.controller.want_replicas({**self._plans, **staying})
         self.controller.step(seconds)
         self._ask_health()
         self._write_routes()
@@ -139,33 +143,45 @@ class Daemon:
             log.error("%s; what runs goes on", error)
             return
         leaves = self.clock() + UNROUTED_S
-        for replica_id in self._plans.keys() - plans.keys():
-            self._going[replica_id] = (self._plans[replica_id], leaves)
+        for replica_id, plan in self._plans.items():
+            if replica_id not in plans or plans[replica_id].digest != plan.digest:
+                self._going[replica_id] = (plan, leaves)
         for lease_id in self._deployment.lease_keys.keys() - deployment.lease_keys.keys():
             key = self._deployment.lease_keys[lease_id]
             self._leaving[lease_id] = (key, leaves + DRAIN_S)
         self._deployment, self._plans = deployment, plans
 
     def _ask_health(self) -> None:
+        """In threads of their own: a hung engine must not hold up renewals."""
         for replica_id, plan in self._plans.items():
             running = self.controller.replicas.get(replica_id)
             if running is None or not self.controller.is_up(replica_id):
                 continue
-            if self._healthy.get(replica_id) != running.generation and all(
-                self._answers(url) for url in plan.api_urls
-            ):
-                self._healthy[replica_id] = running.generation
-                log.info("replica %s answers", replica_id)
+            key = (replica_id, running.generation)
+            asking = self._asking.get(key)
+            if self._healthy.get(replica_id) == running.generation:
+                self._asking.pop(key, None)
+            elif asking is None:
+                self._asking[key] = self._askers.submit(self._all_answer, plan.api_urls)
+            elif asking.done():
+                del self._asking[key]
+                if asking.result():
+                    self._healthy[replica_id] = running.generation
+                    log.info("replica %s answers", replica_id)
 
-    def _answers(self, url: str) -> bool:
+    def _all_answer(self, urls: tuple[str, ...]) -> bool:
         try:
-            return self._client.get(f"{url}/health").status_code == httpx.codes.OK
+            return all(self._client.get(f"{url}/health").status_code == 200 for url in urls)
         except httpx.HTTPError:
             return False
 
+    @property
+    def _models(self) -> tuple[str, ...]:
+        return tuple(sorted({replica.model for replica in self._deployment.replicas}))
+
     def _write_routes(self) -> None:
         found = Routes(
-            models=tuple(sorted({replica.model for replica in self._deployment.replicas})),
+            models=self._models,
             routes=tuple(
                 Route(
                     replica_id=replica.id,
@@ -175,10 +191,10 @@ class Daemon:
                     weight=max(1e-6, replica.share),
                 )
                 for replica in self._deployment.replicas
-                if self.is_ready(replica.id)
+                if replica.id not in self._going and self.is_ready(replica.id)
             ),
         )
-        if not self.files.routes.exists() or found != self._written:
+        if found != self._written:
             write_routes(self.files.routes, found)
             self._written = found
 
@@ -191,3 +207,13 @@ class Daemon:
         draft = self.files.controller.with_suffix(".draft")
         draft.write_text(json.dumps(content))
         draft.replace(self.files.controller)
+
+
+def _controller(keys: KeyPair, lease_s: float, address: str, remembered: Path) -> Controller:
+    """At the address asked for; at the last one where any port will do, for agents know that."""
+    if address == ADDRESS and remembered.exists():
+        with contextlib.suppress(zmq.ZMQError):
+            return Controller(keys, lease_s, remembered.read_text().strip())
+    found = Controller(keys, lease_s, address)
+    remembered.write_text(found.address)
+    return found

@@ -1,7 +1,6 @@
 """What the controller is to run: replicas with their placements and nodes, as one JSON file.
 
-`coral operate` writes it whole after every round; the controller reads it when it changes. It lies
-beside the leases, so that either can be killed and started again.
+Whoever deploys writes it whole (not `coral operate` yet); the controller reads it when it changes.
 """
 
 from __future__ import annotations
@@ -12,7 +11,14 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from executor.stage_plan import Connector, EngineSettings, Host, ReplicaPlan, plan_stages
+from executor.stage_plan import (
+    Connector,
+    EngineSettings,
+    Host,
+    ReplicaPlan,
+    StagePlanError,
+    plan_stages,
+)
 from planner.errors import InputError
 from planner.types import Phase, Placement, Stage, StageNode
 
@@ -72,7 +78,9 @@ class ReplicaSpec(_Model):
     model: str  # the name that requests give
     phase: Phase
     stages: tuple[StageSpec, ...]
-    share: float = 1.0  # of its model's requests in its phase: the router's weight
+    # The router's weight, of its model's requests: aggregated and decode replicas together make 1,
+    # prefill ones what decode ones do.
+    share: float = 1.0
 
     def plan(self, engine: EngineSpec) -> ReplicaPlan:
         """Its processes.
@@ -107,8 +115,21 @@ class Deployment(_Model):
     replicas: tuple[ReplicaSpec, ...] = ()
 
     def plans(self) -> Mapping[str, ReplicaPlan]:
-        """Processes of every replica by its id."""
-        return {replica.id: replica.plan(self.engines[replica.model]) for replica in self.replicas}
+        """Processes of every replica by its id.
+
+        Raises DeploymentError: a replica that its engine can't run, or without one.
+        """
+        found = {}
+        for replica in self.replicas:
+            if replica.model not in self.engines:
+                raise DeploymentError(
+                    f"replica {replica.id}: the deployment has no engine for {replica.model!r}"
+                )
+            try:
+                found[replica.id] = replica.plan(self.engines[replica.model])
+            except (StagePlanError, IndexError) as error:
+                raise DeploymentError(f"replica {replica.id} can't be run: {error}") from error
+        return found
 
 
 def read_deployment(path: Path) -> Deployment:
@@ -123,7 +144,7 @@ def read_deployment(path: Path) -> Deployment:
     except (OSError, ValidationError) as error:
         first = str(error).splitlines()[0]
         raise DeploymentError(
-            f"{path} is not a deployment of Coral ({first}); run `coral operate` to write it anew"
+            f"{path} is not a deployment of Coral ({first}); write it anew, whole"
         ) from error
 
 

@@ -36,6 +36,10 @@ class HomeFiles:
         return self.home / "controller.json"
 
     @property
+    def address(self) -> Path:
+        return self.home / "controller.address"
+
+    @property
     def lock(self) -> Path:
         return self.home / "controller.lock"
 

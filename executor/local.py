@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from executor.home import HomeFiles
-from planner.errors import CoralError, InputError
+from planner.errors import InputError
 from planner.leases import Lease
 
 FIRST_LEASE_S = 120.0
@@ -26,10 +26,6 @@ END_S = 20.0  # of an agent that is asked to end, its processes included
 
 class NoControllerError(InputError):
     """No controller runs on this home."""
-
-
-class AgentLostError(CoralError):
-    """An agent that can't be started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +42,14 @@ class LocalFleet:
         found = self._agent(lease.id)
         if found is None:
             found = self._start(lease.id)
-        return f"local-{found.pid}", now
+        return f"local-{found.pid}-{found.create_time()}", now
 
     def terminate(self, instance_id: str) -> None:
         """End an agent with all that it runs; one that is gone is quiet."""
         with contextlib.suppress(psutil.NoSuchProcess, ValueError):
-            process = psutil.Process(int(instance_id.removeprefix("local-")))
-            if "agent" in process.cmdline():
+            _, pid, created = instance_id.split("-")
+            process = psutil.Process(int(pid))
+            if process.create_time() == float(created):
                 process.terminate()
                 with contextlib.suppress(psutil.TimeoutExpired):
                     process.wait(END_S)
@@ -94,8 +91,8 @@ class LocalFleet:
         with contextlib.suppress(OSError, ValueError, KeyError, psutil.Error):
             known = json.loads(self._file(lease_id).read_text())
             process = psutil.Process(known["pid"])
-            if process.create_time() == known["created"] and process.is_running():
-                return process
+            if process.create_time() == known["created"]:
+                return None if process.status() == psutil.STATUS_ZOMBIE else process
         return None
 
     def _file(self, lease_id: str) -> Path:

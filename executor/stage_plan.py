@@ -9,6 +9,7 @@ Source: vLLM 0.32 command line, as tried on CPU (docs/operations.md, Running vLL
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -80,6 +81,18 @@ class ReplicaPlan:
     replica_id: str
     phase: Phase
     processes: tuple[ProcessPlan, ...]
+
+    @property
+    def digest(self) -> str:
+        """Equal for plans with equal processes."""
+        parts = [
+            (p.name, p.lease_id, p.argv, sorted(p.environment.items())) for p in self.processes
+        ]
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+    @property
+    def leases(self) -> frozenset[str]:
+        return frozenset(process.lease_id for process in self.processes)
 
     @property
     def api_urls(self) -> tuple[str, ...]:

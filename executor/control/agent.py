@@ -22,6 +22,7 @@ from executor.control.messages import WireError, decode, decode_processes, encod
 from executor.control.supervisor import Supervisor
 
 REPORT_EVERY_S = 1.0
+SILENCE_S = 5.0  # of a controller that renews every two: ZeroMQ gives up once it was refused
 POLL_S = 0.2
 END_GRACE_S = 10.0  # of the processes, when the agent itself ends
 LOG_LINES = 200
@@ -58,12 +59,16 @@ class Agent:
         """Until told to leave or past the lease's end; returns why."""
         context = zmq.Context()
         socket = self._connect(context)
-        last_report = -REPORT_EVERY_S
+        last_report, last_heard = self.clock(), self.clock()
         try:
-            socket.send(self._hello())
             while not self._ended():
                 if socket.poll(int(POLL_S * 1000)):
+                    last_heard = self.clock()
                     self._receive(socket)
+                elif self.clock() - last_heard >= SILENCE_S:
+                    last_heard = self.clock()
+                    socket.close(linger=0)
+                    socket = self._connect(context)
                 if self.clock() - last_report >= REPORT_EVERY_S:
                     last_report = self.clock()
                     self._send(socket, self._report())
@@ -88,6 +93,7 @@ class Agent:
         socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 6000)
         socket.connect(self.settings.controller)
+        self._send(socket, self._hello())
         return socket
 
     def _ended(self) -> bool:
@@ -129,7 +135,7 @@ class Agent:
                 case "start":
                     processes = decode_processes(message["processes"])
                     replica, generation = str(message["replica_id"]), int(message["generation"])
-                    self.supervisor.start(replica, generation, processes)
+                    self.supervisor.start(replica, str(message["digest"]), generation, processes)
                 case "stop":
                     self.supervisor.stop(str(message["replica_id"]), float(message["grace_s"]))
                 case "log":
@@ -139,8 +145,6 @@ class Agent:
                     return encode("log", replica_id=replica, name=name, text=text)
                 case "leave":
                     self.stop("the controller ended the lease")
-                case "hello again":
-                    return self._hello()
                 case kind:
                     raise WireError(f"unknown kind {kind!r}")
         except (KeyError, TypeError, ValueError) as error:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import zmq
@@ -30,6 +30,7 @@ from executor.control.messages import (
 from executor.stage_plan import ReplicaPlan
 
 RENEW_EVERY_S = 2.0
+TELL_EVERY_S = 2.0  # agents to stop what is not wanted
 LOST_AFTER_S = 10.0  # without a report
 DRAIN_S = 65.0  # a stage's own grace and a little
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # before a failed replica starts again
@@ -84,7 +85,7 @@ class Controller:
         self.clock, self.lease_s, self.public_key = clock, lease_s, keys.public
         self.known, self.nodes, self.replicas = Known(), dict[str, Node](), dict[str, Running]()
         self.logs: dict[tuple[str, str], str] = {}
-        self._renewed_at = -RENEW_EVERY_S
+        self._renewed_at, self._told_at = -RENEW_EVERY_S, -TELL_EVERY_S
         self._context = zmq.Context()
         self._authenticator = ThreadAuthenticator(self._context)
         self._authenticator.start()
@@ -95,7 +96,11 @@ class Controller:
         self._socket.curve_secretkey = keys.secret.encode("ascii")
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 6000)
-        self._socket.bind(address)
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError:
+            self.close()
+            raise
         self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def close(self) -> None:
@@ -111,16 +116,24 @@ class Controller:
             self._send(lease_id, encode("leave"))
             gone = self.nodes.pop(lease_id)
             self.known.leases.pop(gone.public_key, None)
+        for lease_id in keys.keys() & self.nodes.keys():
+            node = self.nodes[lease_id]
+            if node.public_key != keys[lease_id]:  # made anew: the old one stops working
+                self.known.leases.pop(node.public_key, None)
+                self.known.leases[keys[lease_id]] = lease_id
+                self.nodes[lease_id] = Node(lease_id, keys[lease_id])
         for lease_id in keys.keys() - self.nodes.keys():
             self.nodes[lease_id] = Node(lease_id, keys[lease_id])
             self.known.leases[keys[lease_id]] = lease_id
 
     def want_replicas(self, plans: Mapping[str, ReplicaPlan]) -> None:
-        """Replicas by id; others are stopped."""
+        """Replicas by id; others, and those whose plan is another now, drain and stop."""
         for replica_id in self.replicas.keys() - plans.keys():
-            self._stop(self.replicas.pop(replica_id).plan, DRAIN_S)
-        for replica_id in plans.keys() - self.replicas.keys():
-            self.replicas[replica_id] = Running(plans[replica_id])
+            del self.replicas[replica_id]
+        for replica_id, plan in plans.items():
+            known = self.replicas.get(replica_id)
+            if known is None or known.plan.digest != plan.digest:
+                self.replicas[replica_id] = Running(plan)
 
     # What is.
 
@@ -135,6 +148,7 @@ class Controller:
             self._renewed_at = now
             for lease_id in self.nodes:
                 self._send(lease_id, encode("renew", seconds=self.lease_s))
+        self._stop_others(now)
         for running in self.replicas.values():
             self._converge(running, now)
 
@@ -148,9 +162,9 @@ class Controller:
         )
 
     def is_up(self, replica_id: str) -> bool:
-        """Whether all processes of a replica's last start run."""
+        """Whether all processes of a replica's last start run, on nodes that report."""
         running = self.replicas.get(replica_id)
-        if running is None or running.generation == 0:
+        if running is None or not all(map(self.is_present, running.plan.leases)):
             return False
         reports = self._reports(running)
         return len(reports) == len(running.plan.processes) and all(
@@ -162,64 +176,102 @@ class Controller:
         running = self.replicas.get(replica_id)
         for process in running.plan.processes if running else ():
             if process.name == name:
+                self.logs.setdefault((replica_id, name), "")
                 text = encode("log", replica_id=replica_id, name=name, lines=lines)
                 self._send(process.lease_id, text)
 
+    def _stop_others(self, now: float) -> None:
+        """What runs and is not wanted drains: told again and again, since a message can be lost."""
+        if now - self._told_at < TELL_EVERY_S:
+            return
+        self._told_at = now
+        for node in self.nodes.values():
+            for replica_id in {r.replica_id for r in node.reports if self._is_stray(r)}:
+                message = encode("stop", replica_id=replica_id, grace_s=DRAIN_S)
+                self._send(node.lease_id, message)
+
+    def _is_stray(self, report: ProcessReport) -> bool:
+        running = self.replicas.get(report.replica_id)
+        wanted = running is not None and running.plan.digest == report.digest
+        return report.state is ProcessState.RUNNING and not wanted
+
     def _converge(self, running: Running, now: float) -> None:
         plan = running.plan
-        leases = {process.lease_id for process in plan.processes}
-        if not all(self.is_present(lease_id) for lease_id in leases):
+        if not all(map(self.is_present, plan.leases)):
             return
-        reports = self._reports(running)
-        failed = [r for r in reports if r.state is ProcessState.EXITED]
-        stale = running.generation > 0 and running.started_at is not None and not reports
-        if (
-            running.generation > 0
-            and not failed
-            and not (stale and now - (running.started_at or now) > LOST_AFTER_S)
-        ):
-            return
-        if failed and running.started_at is not None:
-            if now - running.started_at > STABLE_AFTER_S:
-                running.pause_s = FIRST_PAUSE_S
-            log.warning(
-                "replica %s failed (%s); it starts again in %.0f s", plan.replica_id,
-                ", ".join(f"{r.name} exit code {r.exit_code}" for r in failed), running.pause_s,
-            )  # fmt: skip
-            self._stop(plan, 0.0)
-            running.starts_at = now + running.pause_s
-            running.pause_s = min(LONGEST_PAUSE_S, 2.0 * running.pause_s)
-            running.started_at = None
-            running.restarts += 1
-        if now < running.starts_at:
+        if running.generation == 0:
+            self._adopt(running, now)
+        if running.started_at is not None:
+            reports = self._reports(running)
+            failed = [r for r in reports if r.state is not ProcessState.RUNNING]
+            missing = len(reports) < len(plan.processes)
+            if not failed and not (missing and now - running.started_at > LOST_AFTER_S):
+                return
+            self._fail(running, failed, now)
+        if now < running.starts_at or self._is_occupied(plan):
             return
         running.generation += 1
         running.started_at = now
-        for lease_id in leases:
+        for lease_id in plan.leases:
             self._send(
                 lease_id,
                 encode(
                     "start",
                     replica_id=plan.replica_id,
+                    digest=plan.digest,
                     generation=running.generation,
                     processes=encode_processes(plan.on(lease_id)),
                 ),
             )
 
+    def _adopt(self, running: Running, now: float) -> None:
+        """Go on with what an earlier controller started, if it runs whole; count on from it."""
+        mine = [
+            report
+            for lease_id in running.plan.leases
+            for report in self.nodes[lease_id].reports
+            if report.replica_id == running.plan.replica_id
+        ]
+        running.generation = max((report.generation for report in mine), default=0)
+        if running.generation and self.is_up(running.plan.replica_id):
+            running.started_at = now
+
+    def _fail(self, running: Running, failed: Sequence[ProcessReport], now: float) -> None:
+        """Stop it everywhere; it starts again after a pause."""
+        if now - (running.started_at or now) > STABLE_AFTER_S:
+            running.pause_s = FIRST_PAUSE_S
+        what = ", ".join(f"{r.name} exit code {r.exit_code}" for r in failed)
+        log.warning(
+            "replica %s failed (%s); it starts again in %.0f s",
+            running.plan.replica_id, what or "a node lost its processes", running.pause_s,
+        )  # fmt: skip
+        for lease_id in running.plan.leases:
+            stop = encode("stop", replica_id=running.plan.replica_id, grace_s=0.0)
+            self._send(lease_id, stop)
+        running.starts_at = now + running.pause_s
+        running.pause_s = min(LONGEST_PAUSE_S, 2.0 * running.pause_s)
+        running.started_at = None
+        running.restarts += 1
+
+    def _is_occupied(self, plan: ReplicaPlan) -> bool:
+        """Whether something else still runs on its nodes: it has their ports and memory."""
+        return any(
+            report.state is ProcessState.RUNNING
+            and (report.replica_id, report.digest) != (plan.replica_id, plan.digest)
+            for lease_id in plan.leases
+            for report in self.nodes[lease_id].reports
+        )
+
     def _reports(self, running: Running) -> list[ProcessReport]:
         """Of the replica's last start."""
-        leases = {process.lease_id for process in running.plan.processes}
         return [
             report
-            for lease_id in leases
+            for lease_id in running.plan.leases
             for report in (self.nodes[lease_id].reports if lease_id in self.nodes else ())
             if report.replica_id == running.plan.replica_id
+            and report.digest == running.plan.digest
             and report.generation == running.generation
         ]
-
-    def _stop(self, plan: ReplicaPlan, grace_s: float) -> None:
-        for lease_id in {process.lease_id for process in plan.processes}:
-            self._send(lease_id, encode("stop", replica_id=plan.replica_id, grace_s=grace_s))
 
     def _send(self, lease_id: str, data: bytes) -> None:
         node = self.nodes.get(lease_id)
@@ -227,10 +279,12 @@ class Controller:
             self._socket.send_multipart([node.route, data])
 
     def _receive(self) -> None:
-        route, frame = self._socket.recv_multipart(copy=False)
+        frames = self._socket.recv_multipart(copy=False)
+        if len(frames) != 2:
+            return
+        route, frame = frames
         key = str(frame.get("User-Id"))  # of the connection: its sender cannot choose it
-        lease_id = self.known.leases.get(key)
-        node = self.nodes.get(lease_id or "")
+        node = self.nodes.get(self.known.leases.get(key) or "")
         if node is None:
             return
         try:
@@ -241,6 +295,7 @@ class Controller:
                     node.reports = decode_reports(message.get("processes"))
                 case "log":
                     place = (str(message.get("replica_id")), str(message.get("name")))
-                    self.logs[place] = str(message.get("text"))
+                    if place in self.logs:
+                        self.logs[place] = str(message.get("text"))
         except WireError as error:
             log.warning("lease %s: %s", node.lease_id, error)

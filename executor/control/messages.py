@@ -36,6 +36,7 @@ class ProcessReport:
     """One process as its node's agent sees it."""
 
     replica_id: str
+    digest: str  # of the replica's plan that it was started from
     generation: int  # counts the replica's starts
     name: str
     state: ProcessState
@@ -57,7 +58,7 @@ def decode(data: bytes) -> Mapping[str, Any]:
         raise WireError(f"a message of {len(data)} bytes; at most {LARGEST_BYTES}")
     try:
         message = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WireError(f"a message that is not JSON: {error}") from error
     if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
         raise WireError("a message without a kind")
@@ -98,6 +99,7 @@ def decode_reports(values: Any) -> tuple[ProcessReport, ...]:
         return tuple(
             ProcessReport(
                 replica_id=str(value["replica_id"]),
+                digest=str(value["digest"]),
                 generation=int(value["generation"]),
                 name=str(value["name"]),
                 state=ProcessState(value["state"]),

@@ -14,11 +14,9 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import psutil
 
 from executor.control.messages import ProcessReport, ProcessState
 from executor.stage_plan import ProcessPlan
@@ -30,10 +28,12 @@ PR_SET_PDEATHSIG = 1
 @dataclass
 class _Running:
     plan: ProcessPlan
+    digest: str
     generation: int
     process: subprocess.Popen[bytes]
     log: Path
     stopped: bool = False
+    cleared: bool = False  # nothing of it is left; its ids may be others' by now
 
     def report(self, replica_id: str) -> ProcessReport:
         code = self.process.poll()
@@ -41,7 +41,7 @@ class _Running:
         if code is not None:
             state = ProcessState.STOPPED if self.stopped else ProcessState.EXITED
         return ProcessReport(
-            replica_id, self.generation, self.plan.name, state, self.process.pid, code
+            replica_id, self.digest, self.generation, self.plan.name, state, self.process.pid, code
         )
 
 
@@ -53,7 +53,9 @@ class Supervisor:
         self._replicas: dict[str, list[_Running]] = {}
         self._ending: dict[str, threading.Thread] = {}
 
-    def start(self, replica_id: str, generation: int, processes: Sequence[ProcessPlan]) -> None:
+    def start(
+        self, replica_id: str, digest: str, generation: int, processes: Sequence[ProcessPlan]
+    ) -> None:
         """Start a replica's processes of this node; an older generation is killed first.
 
         The same generation again changes nothing. A command that can't be started counts as one
@@ -62,12 +64,12 @@ class Supervisor:
         known = self._replicas.get(replica_id, [])
         if known and known[0].generation >= generation:
             return
-        _end([one.process for one in known], 0.0)
+        _end(known, 0.0)
         self.folder.mkdir(parents=True, exist_ok=True)
         started = self._replicas[replica_id] = []
         for plan in processes:
             log = self.folder / f"{replica_id}-{plan.name}.log"
-            started.append(_Running(plan, generation, _spawn(plan, log), log))
+            started.append(_Running(plan, digest, generation, _spawn(plan, log), log))
 
     def stop(self, replica_id: str, grace_s: float) -> None:
         """End a replica's processes: asked first, killed after the grace."""
@@ -87,13 +89,14 @@ class Supervisor:
     def _end_soon(self, replica_id: str, grace_s: float) -> None:
         """In a thread: a drain takes a minute, and reports must go on."""
         busy = self._ending.get(replica_id)
-        alive = [one.process for one in self._replicas.get(replica_id, [])]
-        if not any(process.poll() is None for process in alive) or (
+        running = self._replicas.get(replica_id, [])
+        if all(one.cleared for one in running) or (
             busy is not None and busy.is_alive() and grace_s > 0
         ):
             return
-        self._ending[replica_id] = threading.Thread(target=_end, args=(alive, grace_s), daemon=True)
-        self._ending[replica_id].start()
+        ending = threading.Thread(target=_end, args=(list(running), grace_s), daemon=True)
+        self._ending[replica_id] = ending
+        ending.start()
 
     def log(self, replica_id: str, name: str, lines: int) -> str:
         """The last lines of a process's log; empty where there is none."""
@@ -105,10 +108,10 @@ class Supervisor:
 
     def stop_all(self, grace_s: float) -> None:
         """End everything."""
-        processes = [one for running in self._replicas.values() for one in running]
-        for one in processes:
+        every = [one for running in self._replicas.values() for one in running]
+        for one in every:
             one.stopped = True
-        _end([one.process for one in processes], grace_s)
+        _end(every, grace_s)
 
 
 def _spawn(plan: ProcessPlan, log: Path) -> subprocess.Popen[bytes]:
@@ -121,7 +124,7 @@ def _spawn(plan: ProcessPlan, log: Path) -> subprocess.Popen[bytes]:
             )  # fmt: skip
         except OSError as error:
             output.write(f"cannot start {plan.argv[0]}: {error}\n".encode())
-            return subprocess.Popen(["false"])
+            return subprocess.Popen(["false"], start_new_session=True)
 
 
 def _die_with_the_agent() -> None:
@@ -130,25 +133,18 @@ def _die_with_the_agent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _end(processes: Sequence[subprocess.Popen[bytes]], grace_s: float) -> None:
-    """SIGTERM to each, then SIGKILL to it and to all that it started."""
-    families: Mapping[int, list[psutil.Process]] = {p.pid: _family(p.pid) for p in processes}
-    for process in processes:
-        if process.poll() is None:
-            process.terminate()
+def _end(running: Sequence[_Running], grace_s: float) -> None:
+    """SIGTERM to each, then SIGKILL to its whole session: workers outlive a main process."""
+    left = [one for one in running if not one.cleared]
+    for one in left:
+        if one.process.poll() is None:
+            one.process.terminate()
     ends = time.monotonic() + grace_s
-    for process in processes:
+    for one in left:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(max(0.0, ends - time.monotonic()))
-    for process in processes:
-        for member in (*families[process.pid], *_family(process.pid)):
-            with contextlib.suppress(psutil.Error):
-                member.kill()
-        process.wait()
-
-
-def _family(pid: int) -> list[psutil.Process]:
-    with contextlib.suppress(psutil.Error):
-        root = psutil.Process(pid)
-        return [root, *root.children(recursive=True)]
-    return []
+            one.process.wait(max(0.0, ends - time.monotonic()))
+    for one in left:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(one.process.pid, signal.SIGKILL)
+        one.process.wait()
+        one.cleared = True

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 from starlette.applications import Starlette
@@ -19,11 +20,20 @@ from starlette.routing import Route
 from executor.gateway.errors import RequestError, malformed, not_ready, unknown_model
 from executor.gateway.serve import Server
 from executor.gateway.table import RouteTable
+from planner.errors import InputError
+
+Result = TypeVar("Result")
+log = logging.getLogger(__name__)
 
 REFRESH_S = 0.5
+GONE_EVERY_S = 0.5  # how often a waiting client is looked for
 CONNECT_S = 2.0
 READ_S = 300.0  # between two chunks of an engine's answer
 LARGEST_BODY_BYTES = 4 * 2**20
+
+
+class PortTakenError(InputError):
+    """A port that something listens on already."""
 
 
 def make_app(routes: Path, started_at: float | None = None) -> Starlette:
@@ -59,8 +69,9 @@ def make_app(routes: Path, started_at: float | None = None) -> Starlette:
             if not any(table.phases(model)):
                 raise not_ready(model)
             if body.get("stream"):
-                return await _streaming(server.stream(request.url.path, body))
-            return JSONResponse(await server.answer(request.url.path, body))
+                return await _streaming(request, server.stream(request.url.path, body))
+            answer = server.answer(request.url.path, body)
+            return JSONResponse(await _while_there(request, answer))
         except RequestError as error:
             return error.response()
 
@@ -81,7 +92,27 @@ def make_app(routes: Path, started_at: float | None = None) -> Starlette:
 async def _keep_fresh(table: RouteTable) -> None:
     while True:
         await asyncio.sleep(REFRESH_S)
-        table.refresh()
+        try:
+            table.refresh()
+        except Exception:
+            log.exception("the route file can't be read; the routes known stay")
+
+
+async def _while_there(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """The work's result; when the client goes away the work is cancelled, and the engine's too.
+
+    Raises RequestError: nobody waits any more.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        while True:
+            done, _ = await asyncio.wait({task}, timeout=GONE_EVERY_S)
+            if done:
+                return task.result()
+            if await request.is_disconnected():
+                raise RequestError(499, "The client went away.", "invalid_request_error")
+    finally:
+        task.cancel()
 
 
 async def _body(request: Request) -> dict[str, Any]:
@@ -102,13 +133,13 @@ async def _body(request: Request) -> dict[str, Any]:
     return body
 
 
-async def _streaming(lines: AsyncIterator[str]) -> Response:
+async def _streaming(request: Request, lines: AsyncIterator[str]) -> Response:
     """An event stream once the engine has begun; an error answer where it never does.
 
     When the client goes away the iterator is closed, and with it the connection to the engine,
     which then stops working on the request.
     """
-    first = await anext(lines)
+    first = await _while_there(request, _first(lines))
 
     async def events() -> AsyncIterator[str]:
         async with contextlib.aclosing(lines) as rest:  # type: ignore[type-var]
@@ -117,3 +148,7 @@ async def _streaming(lines: AsyncIterator[str]) -> Response:
                 yield line
 
     return StreamingResponse(events(), media_type="text/event-stream")
+
+
+async def _first(lines: AsyncIterator[str]) -> str:
+    return await anext(lines)

@@ -13,11 +13,12 @@ from typing import Any
 
 import httpx
 
-from executor.gateway.errors import RequestError, failed, not_ready
+from executor.gateway.errors import RequestError, failed, malformed, not_ready
 from executor.gateway.table import RouteTable, Target, taken
 from planner.types import Phase
 
 MOST_TRIES = 3
+WHOLE_ANSWER = httpx.Timeout(None, connect=2.0)
 DONE = "data: [DONE]"
 
 
@@ -44,6 +45,7 @@ class Server:
                 with taken(target):
                     return _checked(await self._post(target, path, sent))
             except EngineFailedError:
+                self.table.rest(target)
                 tried.add(target.url)
         raise failed(model)
 
@@ -64,6 +66,7 @@ class Server:
                         yield line
                     return
             except EngineFailedError:
+                self.table.rest(target)
                 if begun:
                     yield f"data: {json.dumps(failed(model).body())}\n\n"
                     return
@@ -95,7 +98,8 @@ class Server:
         self, path: str, body: Mapping[str, Any], decode: Target, tried: set[str]
     ) -> Mapping[str, Any] | None:
         """The request for the decode engine once a prefill engine holds its KV; None: none did."""
-        prompt = {key: value for key, value in body.items() if key != "stream_options"}
+        left_out = {"stream_options", "min_tokens"}
+        prompt = {key: value for key, value in body.items() if key not in left_out}
         prompt |= {"stream": False, "max_tokens": 1}
         if "max_completion_tokens" in prompt:
             prompt["max_completion_tokens"] = 1
@@ -113,6 +117,7 @@ class Server:
                 with taken(target):
                     found = _checked(await self._post(target, path, prompt))
             except EngineFailedError:
+                self.table.rest(target)
                 tried.add(target.url)
                 continue
             transfer = found.get("kv_transfer_params")
@@ -120,8 +125,10 @@ class Server:
         return None
 
     async def _post(self, target: Target, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        try:
-            response = await self.client.post(target.url + path, json=body, headers=_headers())
+        try:  # a whole answer has no chunks in between: it may take as long as it takes
+            response = await self.client.post(
+                target.url + path, content=_encoded(body), headers=_headers(), timeout=WHOLE_ANSWER
+            )
         except httpx.HTTPError as error:
             raise EngineFailedError(str(error)) from error
         _refuse_errors(response.status_code, response.text)
@@ -140,7 +147,9 @@ class Server:
 
         Raises EngineFailedError: it broke off, aborted, or sent what is no event.
         """
-        request = self.client.stream("POST", target.url + path, json=body, headers=_headers())
+        request = self.client.stream(
+            "POST", target.url + path, content=_encoded(body), headers=_headers()
+        )
         try:
             async with request as response:
                 if response.status_code != httpx.codes.OK:
@@ -160,7 +169,18 @@ class Server:
 
 
 def _headers() -> dict[str, str]:
-    return {"X-Request-Id": uuid.uuid4().hex}
+    return {"X-Request-Id": uuid.uuid4().hex, "Content-Type": "application/json"}
+
+
+def _encoded(body: Mapping[str, Any]) -> bytes:
+    """The body as bytes.
+
+    Raises RequestError: numbers or text that JSON has no form for.
+    """
+    try:
+        return json.dumps(body, allow_nan=False).encode()
+    except ValueError as error:
+        raise malformed(f"The request can't be passed on: {error}.") from error
 
 
 def _refuse_errors(status: int, text: str) -> None:

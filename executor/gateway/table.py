@@ -6,6 +6,7 @@ that shares follow the plan while all are alike, and a slow one gets less.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from pathlib import Path
 
 from executor.routes import Routes, RoutesError, read_routes
 from planner.types import Phase
+
+REST_S = 5.0
 
 
 @dataclass
@@ -24,6 +27,7 @@ class Target:
     weight: float
     in_flight: int = 0
     sent: int = 0
+    rests_until: float = 0.0  # after a failure, while another engine is there
 
     def load(self) -> tuple[float, float]:
         """In flight, then all ever sent and one more, per weight: the least is next."""
@@ -79,14 +83,15 @@ class RouteTable:
         pair = all(self.targets.get((model, p)) for p in (Phase.PREFILL, Phase.DECODE))
         return bool(self.targets.get((model, Phase.AGGREGATED))), pair
 
-    def share(self, model: str, phase: Phase) -> float:
-        """Weight of a phase's engines together."""
-        return sum(target.weight for target in self.targets.get((model, phase), []))
-
     def pick(self, model: str, phase: Phase, tried: Collection[str] = ()) -> Target | None:
         """The next engine that was not tried yet; None where there is none."""
         there = [t for t in self.targets.get((model, phase), []) if t.url not in tried]
-        return min(there, key=lambda t: (*t.load(), t.url), default=None)
+        now = time.monotonic()
+        return min(there, key=lambda t: (t.rests_until > now, *t.load(), t.url), default=None)
+
+    def rest(self, target: Target) -> None:
+        """Leave an engine that could not be reached, or broke off, for a while."""
+        target.rests_until = time.monotonic() + REST_S
 
 
 @contextmanager

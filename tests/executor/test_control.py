@@ -20,6 +20,7 @@ from executor.control.agent import Agent, AgentSettings
 from executor.control.controller import Controller
 from executor.control.keys import KeyFileError, KeyPair, load_or_make, new_keys
 from executor.control.messages import WireError, decode, encode
+from executor.control.supervisor import Supervisor
 from executor.stage_plan import ProcessPlan, ReplicaPlan
 from planner.types import Phase
 
@@ -200,7 +201,8 @@ def test_another_leases_key_speaks_for_its_own_lease_alone(
         assert until(controller, lambda: controller.is_up("r"))
         route = controller.nodes["a"].route
         with intruder(controller, other, identity=route or b"") as socket:
-            forged = {"replica_id": "r", "generation": 1, "name": "stage0-group0",
+            digest = controller.replicas["r"].plan.digest
+            forged = {"replica_id": "r", "digest": digest, "generation": 1, "name": "stage0-group0",
                       "state": "exited", "pid": 1, "exit_code": 1}  # fmt: skip
             for _ in range(5):
                 socket.send(encode("report", lease_id="a", processes=[forged]), zmq.NOBLOCK)
@@ -229,6 +231,26 @@ def test_nobody_commands_an_agent_but_the_controller_with_its_key(tmp_path: Path
     assert not false.is_present("a")
     assert agent.why_ended == "the lease ended and no controller renewed it"
     false.close()
+
+
+def test_workers_go_with_the_main_process_that_left_them(tmp_path: Path) -> None:
+    code = (
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "print(child.pid, flush=True); time.sleep(0.5)\n"
+    )
+    supervisor = Supervisor(tmp_path)
+    supervisor.start("r", "d", 1, [process("a", argv=(sys.executable, "-c", code))])
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and supervisor.watch()[0].exit_code is None:
+        time.sleep(0.1)
+    worker = int((tmp_path / "r-stage0-group0.log").read_text())
+    while time.monotonic() < deadline and psutil.pid_exists(worker):
+        supervisor.watch()
+        time.sleep(0.1)
+    assert not psutil.pid_exists(worker) or (
+        psutil.Process(worker).status() == psutil.STATUS_ZOMBIE
+    )
 
 
 def test_messages_that_are_none_change_nothing(tmp_path: Path) -> None:
@@ -269,7 +291,7 @@ def test_processes_die_with_a_killed_agent(tmp_path: Path) -> None:
         "from executor.stage_plan import ProcessPlan\n"
         "argv = (sys.executable, '-c', 'import time; time.sleep(600)')\n"
         "plan = ProcessPlan('p', 'a', argv, {}, None)\n"
-        f"s = Supervisor(Path({str(tmp_path)!r})); s.start('r', 1, [plan])\n"
+        f"s = Supervisor(Path({str(tmp_path)!r})); s.start('r', 'd', 1, [plan])\n"
         "print(s.watch()[0].pid, flush=True); time.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as agent:

@@ -62,6 +62,15 @@ class Engine:
     async def complete(self, request: Request) -> Response:
         body = await request.json()
         self.seen.append(body)
+        if self.temper == "slow":
+            try:
+                for _ in range(100):
+                    await asyncio.sleep(0.1)
+                    if await request.is_disconnected():
+                        raise asyncio.CancelledError
+            except asyncio.CancelledError:
+                self.left_early += 1
+                raise
         if self.temper == "500":
             return JSONResponse({"error": {"message": "broken"}}, 500)
         if self.temper == "refuses":
@@ -163,12 +172,31 @@ def test_a_failure_after_the_first_token_is_said_and_not_repeated(
     tmp_path: Path, temper: str
 ) -> None:
     bad, good = Engine(temper), Engine()
-    with gateway(tmp_path, (bad, Phase.AGGREGATED)) as (client, _, _):
+    engines = (bad, Phase.AGGREGATED), (good, Phase.AGGREGATED)
+    with gateway(tmp_path, *engines, weights=(100.0, 1.0)) as (client, _, _):
         response = ask(client, stream=True)
         assert words_of(response) == WORDS[:2]
         assert '"code": "failed"' in response.text
         assert "[DONE]" not in response.text
+    assert len(bad.seen) == 1
     assert not good.seen
+
+
+def test_an_engine_that_failed_rests_while_another_is_there(tmp_path: Path) -> None:
+    bad, good = Engine("500"), Engine()
+    engines = (bad, Phase.AGGREGATED), (good, Phase.AGGREGATED)
+    with gateway(tmp_path, *engines, weights=(100.0, 1.0)) as (client, _, _):
+        for _ in range(5):
+            assert ask(client).status_code == 200
+    assert len(bad.seen) == 1
+
+
+def test_a_client_that_goes_away_is_noticed_while_it_waits(tmp_path: Path) -> None:
+    engine = Engine("slow")
+    with gateway(tmp_path, (engine, Phase.AGGREGATED)) as (client, _, _):
+        with pytest.raises(httpx.ReadTimeout):
+            client.post("/v1/completions", json={"model": "org/m", "prompt": "x"}, timeout=0.5)
+        assert wait_for(lambda: engine.left_early == 1)
 
 
 def test_when_all_fail_the_client_gets_an_error(tmp_path: Path) -> None:
