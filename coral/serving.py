@@ -88,6 +88,7 @@ def gateway(
     folder.mkdir(parents=True, exist_ok=True)
     _refuse_taken(host, port)
     typer.echo(f"gateway at http://{host}:{port}", err=True)
+    _on_signals(lambda: None)  # the server has handlers of its own, and gives these back
     config = uvicorn.Config(
         make_app(folder / "routes.json"), host=host, port=port, log_level="warning",
         timeout_graceful_shutdown=60,
@@ -122,5 +123,7 @@ def _log_to_stderr() -> None:
 
 
 def _on_signals(stop: Callable[[], None]) -> None:
+    """End in order, not at once as flows do."""
+    signal.set_wakeup_fd(-1)
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, lambda *_: stop())
