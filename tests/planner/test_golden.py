@@ -12,7 +12,7 @@ import pulp
 import pytest
 
 from planner.allocation.options import AllocationOptions, Quota, ServiceRules
-from planner.allocation.problem import AllocationInput, build_allocation
+from planner.allocation.problem import AllocationInput, RunningReplicas, build_allocation
 from planner.placement import ilp
 from planner.placement.ilp import min_sum_pipeline, pipeline_columns
 from planner.placement.stages import StageTable
@@ -39,6 +39,7 @@ def allocation_program() -> pulp.LpProblem:
             Offer("d2", "type-A x1", "A x1", Market.OWNED, 0.0, 1, "owned", vcpus=8),
         ],
         held={("d1", "type-A x1", Market.SPOT): 1},
+        running=[RunningReplicas(template("p", Phase.PREFILL, {"A x1": 1}, 4.0), "d1", 1)],
         options=AllocationOptions(
             quotas=(Quota(16, "d1", "type-A*", Market.SPOT),),
             largest_spot_share=0.5,
@@ -94,7 +95,7 @@ def test_placement_program_is_the_golden_one(
     [
         (
             "allocation",
-            "A1_nodes A2_stock A2_owned A3_new A3_drop A4_load A5_prefill A5_decode A6_demand "
+            "A1_nodes A2_stock A2_owned A3_new A3_drop A3_ended A4_load A5_prefill A5_decode A6_demand "
             "A7_quota A8_spot_share A9_spread A10_budget A11_least_served",
         ),
         ("placement", "P1_layers P1_first P1_last P2_nodes P5_latency"),
