@@ -95,8 +95,8 @@ def test_placement_program_is_the_golden_one(
     [
         (
             "allocation",
-            "A1_nodes A2_stock A2_owned A3_new A3_drop A3_ended A4_load A5_prefill A5_decode A6_demand "
-            "A7_quota A8_spot_share A9_spread A10_budget A11_least_served",
+            "A1_nodes A2_stock A2_owned A3_new A3_drop A3_ended A4_load A5_prefill A5_decode "
+            "A6_demand A7_quota A8_spot_share A9_spread A10_budget A11_least_served",
         ),
         ("placement", "P1_layers P1_first P1_last P2_nodes P5_latency"),
     ],
