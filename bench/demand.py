@@ -15,14 +15,13 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from catalog import reads
 from catalog.seed import import_seed
 from catalog.store import Catalog
-from planner.demand import Coverage, DemandHistory, coverage, horizon_windows
+from planner.demand import Coverage, DemandHistory, coverage, coverage_of
 
 DAYS_BEFORE = 3
 
@@ -41,15 +40,11 @@ def fixed_margin(
     history: DemandHistory, horizon_minutes: float, margin: float, first: int
 ) -> Coverage:
     """The last rate times a margin."""
-    horizon, rates = horizon_windows(history, horizon_minutes), history.rates_rps
-    covered, planned, came, unserved = [], 0.0, 0.0, 0.0
-    for known in range(first, rates.size - horizon + 1):
-        rate, actual = margin * rates[known - 1], rates[known : known + horizon]
-        covered.append(float((actual <= rate).mean()))
-        planned += rate * horizon
-        came += float(actual.sum())
-        unserved += float(np.maximum(actual - rate, 0.0).sum())
-    return Coverage(len(covered), float(np.mean(covered)), planned / came, unserved / came)
+
+    def planned(known: int) -> float:
+        return margin * float(history.rates_rps[known - 1])
+
+    return coverage_of(planned, history, horizon_minutes, first_window=first)
 
 
 def main() -> None:

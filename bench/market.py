@@ -29,9 +29,7 @@ FIRST_DAY = 4  # of the demand histories: what is before is known
 PRICES_FROM = datetime(2026, 4, 20)
 SHIFT = timedelta(hours=7)  # between offers that follow the same availability trace
 BELOW_ON_DEMAND = 0.99
-STEADY = (
-    0.5  # of the scenario's stock, that no trace moves: on-demand nodes come more surely than spot
-)
+STEADY = 0.5  # of the stock that no trace moves: on-demand nodes come more surely than spot
 
 
 @dataclass(frozen=True)

@@ -78,8 +78,8 @@ def replay(
         plan = found.plan
         moves += found.moves and number > 0
         seconds.append(plan.solve_s)
-        wanted = Counter({node_key(n.offer): n.count for n in plan.nodes})
-        replicas = {(r.template.id, r.domain): r.count for r in plan.replicas}
+        wanted = Counter(plan.node_counts)
+        replicas = plan.replica_counts
         changes = follow(running, replicas, "replay", now, lambda: uuid.uuid4().hex)
         running = (*changes.kept, *changes.started)
         if number > 0:

@@ -34,15 +34,12 @@ def agent(
     ] = 120.0,
 ) -> None:
     """Run this node: start, watch and stop what the controller says; end when it is gone."""
-    from coral import __version__
     from executor.control.agent import Agent, AgentSettings
     from executor.control.keys import read_keys
 
     _log_to_stderr()
     running = Agent(
-        AgentSettings(
-            lease, controller, controller_key, read_keys(key_file), folder, first_lease, __version__
-        )
+        AgentSettings(lease, controller, controller_key, read_keys(key_file), folder, first_lease)
     )
     _on_signals(lambda: running.stop("asked to end"))
     typer.echo(running.run(), err=True)

@@ -28,6 +28,7 @@ from executor.control.controller import DRAIN_S, Controller
 from executor.control.keys import KeyPair
 from executor.control.messages import ProcessState
 from executor.deployment import Deployment, DeploymentError, read_deployment
+from executor.files import write_whole
 from executor.home import HomeFiles
 from executor.routes import Route, Routes, write_routes
 from executor.stage_plan import ReplicaPlan
@@ -204,9 +205,7 @@ class Daemon:
             "public_key": keys.public,
             "pid": os.getpid(),
         }
-        draft = self.files.controller.with_suffix(".draft")
-        draft.write_text(json.dumps(content))
-        draft.replace(self.files.controller)
+        write_whole(self.files.controller, json.dumps(content))
 
 
 def _controller(keys: KeyPair, lease_s: float, address: str, remembered: Path) -> Controller:

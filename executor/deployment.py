@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
+from executor.files import UnreadableError, read_model, write_model
 from executor.stage_plan import (
     Connector,
     EngineSettings,
@@ -138,19 +139,13 @@ def read_deployment(path: Path) -> Deployment:
     Raises DeploymentError: not a deployment.
     """
     try:
-        return Deployment.model_validate_json(path.read_text())
-    except FileNotFoundError:
-        return Deployment()
-    except (OSError, ValidationError) as error:
-        first = str(error).splitlines()[0]
+        return read_model(path, Deployment)
+    except UnreadableError as error:
         raise DeploymentError(
-            f"{path} is not a deployment of Coral ({first}); write it anew, whole"
+            f"{path} is not a deployment of Coral ({error}); write it anew, whole"
         ) from error
 
 
 def write_deployment(path: Path, deployment: Deployment) -> None:
     """Whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".draft")
-    draft.write_text(deployment.model_dump_json(indent=1))
-    draft.replace(path)
+    write_model(path, deployment)

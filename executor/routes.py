@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
+from executor.files import UnreadableError, read_model, write_model
 from planner.errors import CoralError
 from planner.types import Phase
 
@@ -45,16 +46,11 @@ def read_routes(path: Path) -> Routes:
     Raises RoutesError: not a route file.
     """
     try:
-        return Routes.model_validate_json(path.read_text())
-    except FileNotFoundError:
-        return Routes()
-    except (OSError, ValidationError) as error:
-        first = str(error).splitlines()[0]
-        raise RoutesError(f"{path} is not a route file of Coral ({first})") from error
+        return read_model(path, Routes)
+    except UnreadableError as error:
+        raise RoutesError(f"{path} is not a route file of Coral ({error})") from error
 
 
 def write_routes(path: Path, routes: Routes) -> None:
     """Whole or not at all."""
-    draft = path.with_suffix(".draft")
-    draft.write_text(routes.model_dump_json(indent=1))
-    draft.replace(path)
+    write_model(path, routes)

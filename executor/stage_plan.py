@@ -14,6 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 
 from planner.errors import CoralError
 from planner.types import Phase, Placement, Stage
@@ -74,7 +75,7 @@ class ProcessPlan:
     api_url: str | None  # where it answers requests; None: headless
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ReplicaPlan:
     """All processes of a replica; they start and end together."""
 
@@ -82,7 +83,7 @@ class ReplicaPlan:
     phase: Phase
     processes: tuple[ProcessPlan, ...]
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Equal for plans with equal processes."""
         parts = [
@@ -90,7 +91,7 @@ class ReplicaPlan:
         ]
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
-    @property
+    @cached_property
     def leases(self) -> frozenset[str]:
         return frozenset(process.lease_id for process in self.processes)
 

@@ -12,7 +12,7 @@ prediction: Vovk, Gammerman and Shafer 2005).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -163,11 +163,27 @@ def coverage(
     every: int = 1,
 ) -> Coverage:
     """Forecast after every window from `first_window` on and compare with the windows after it."""
+
+    def planned(known: int) -> float:
+        return forecast_demand(history.until(known), horizon_minutes, quantile).rate_rps
+
+    return coverage_of(planned, history, horizon_minutes, first_window=first_window, every=every)
+
+
+def coverage_of(
+    rate_after: Callable[[int], float],
+    history: DemandHistory,
+    horizon_minutes: float,
+    *,
+    first_window: int,
+    every: int = 1,
+) -> Coverage:
+    """The same of any rule: `rate_after` so many known windows, in requests/s."""
     horizon, rates = horizon_windows(history, horizon_minutes), history.rates_rps
     covered: list[float] = []
     planned = came = unserved = 0.0
     for known in range(first_window, rates.size - horizon + 1, every):
-        rate = forecast_demand(history.until(known), horizon_minutes, quantile).rate_rps
+        rate = rate_after(known)
         actual = rates[known : known + horizon]
         covered.append(float((actual <= rate * (1 + 1e-9)).mean()))
         planned += rate * horizon

@@ -76,13 +76,14 @@ def operate_once(catalog: Catalog, spec: ScenarioSpec, inputs: Inputs, now: date
         market = allocation_input(inputs, read_library(catalog, inputs))
         allowed = [lease for lease in leases if _is_allowed(lease, spec)]
         combinations = {template.id: template.combination for template in market.templates}
-        whole = standing(store.replicas(name), combinations, allowed)
-        data = from_fleet(market, allowed, whole)
+        running = store.replicas(name)
+        data = from_fleet(market, allowed, standing(running, combinations, allowed))
+        mark = fingerprint(market)
         held = dict(held_nodes(leases))
         decision, wanted, replicas, why, stopped = None, held, {}, "nothing changed", False
         if last is not None:
             wanted, replicas = dict(last.nodes), dict(last.replicas)
-        if last is not None and last.fingerprint == fingerprint(market):
+        if last is not None and last.fingerprint == mark:
             if wanted != held:
                 why = "nothing changed but the fleet, which goes back to its plan"
         else:
@@ -96,11 +97,10 @@ def operate_once(catalog: Catalog, spec: ScenarioSpec, inputs: Inputs, now: date
                 why = found.why
                 decision = conclude(
                     catalog, inputs, data, found.plan, found.homo_joint,
-                    mark=fingerprint(market), applied=True,
+                    mark=mark, applied=True,
                 )  # fmt: skip
-                wanted = {node_key(n.offer): n.count for n in found.plan.nodes}
-                replicas = {(r.template.id, r.domain): r.count for r in found.plan.replicas}
-        changes = follow(store.replicas(name), replicas, name, now, lambda: uuid.uuid4().hex)
+                wanted, replicas = found.plan.node_counts, found.plan.replica_counts
+        changes = follow(running, replicas, name, now, lambda: uuid.uuid4().hex)
         gone = {replica.id for replica in changes.ended}
         freed = [
             replace(lease, replica=None) if lease.replica in gone else lease for lease in leases

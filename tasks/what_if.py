@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner.allocation.plan import Plan
-from planner.allocation.problem import AllocationInput, node_key
+from planner.allocation.problem import AllocationInput
 from planner.allocation.solve import keep_running, plan_allocation
 from tasks import progress
 from tasks.allocation import allocation_input, latest_plan, read_library
@@ -67,8 +67,7 @@ def what_if(scenario: str, files: Sequence[Path], home: str | None = None) -> Wh
 
 def _carried(data: AllocationInput, plan: Plan) -> Plan | None:
     """The plan under the changed input, if that allows it."""
-    replicas = {(r.template.id, r.domain): r.count for r in plan.replicas}
-    return keep_running(data, replicas, {node_key(n.offer): n.count for n in plan.nodes})
+    return keep_running(data, plan.replica_counts, plan.node_counts)
 
 
 def _nodes(plan: Plan) -> dict[tuple[str, str], int]:

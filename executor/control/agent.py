@@ -40,7 +40,6 @@ class AgentSettings:
     keys: KeyPair
     folder: Path  # logs
     first_lease_s: float = 120.0  # until the controller renews it
-    version: str = ""
 
 
 class Agent:
@@ -102,7 +101,7 @@ class Agent:
         return self._leaving
 
     def _hello(self) -> bytes:
-        return encode("hello", lease_id=self.settings.lease_id, version=self.settings.version)
+        return encode("hello", lease_id=self.settings.lease_id)
 
     def _report(self) -> bytes:
         reports = [asdict(report) for report in self.supervisor.watch()]

@@ -118,13 +118,13 @@ def assemble(
 def objective_usd(data: AllocationInput, plan: Plan) -> float:
     """A0 of a plan over the horizon: rent, start-ups, drains, replicas that end and egress."""
     settings = data.settings
-    running = {node_key(n.offer): n.count for n in plan.nodes}
+    running = plan.node_counts
     total = settings.horizon_hours * (plan.cost_usd_per_hour + plan.egress_usd_per_hour)
     for offer in data.offers:
         change = running.get(node_key(offer), 0) - data.held.get(node_key(offer), 0)
         minutes = settings.startup_minutes if change > 0 else settings.drain_minutes
         total += minutes / 60.0 * offer.price_usd_per_hour * abs(change)
-    planned = {(r.template.id, r.domain): r.count for r in plan.replicas}
+    planned = plan.replica_counts
     for replicas in data.running:
         ended = replicas.count - planned.get((replicas.template.id, replicas.domain), 0)
         total += data.restart_usd(replicas.template, replicas.domain) * max(0, ended)

@@ -24,7 +24,6 @@ from planner.allocation.problem import (
     AllocationInput,
     AllocationProblem,
     build_allocation,
-    node_key,
 )
 from planner.errors import LeastServedError, SolverStoppedError
 from planner.solver import Outcome, SolveReport, require_feasible, solve
@@ -116,7 +115,7 @@ def _set_values(allocation: AllocationProblem, data: AllocationInput, plan: Plan
         variable.varValue = found.load_rps.get(name, 0.0) if found else 0.0
         if data.templates[index].phase is Phase.PREFILL:
             allocation.paired[name, domain].varValue += variable.varValue
-    running = {node_key(n.offer): n.count for n in plan.nodes}
+    running = plan.node_counts
     for key, variable in allocation.nodes.items():
         variable.varValue = running.get(key, 0)
         change = variable.varValue - data.held.get(key, 0)

@@ -475,13 +475,13 @@ class AllocationModel:
         w_of, r_of = self._served
         values[parts.paired] = served[w_of, r_of][:, :2].min(axis=1)
         values[parts.mixed] = served[w_of, r_of, 2]
-        running = {node_key(n.offer): n.count for n in plan.nodes}
+        running = plan.node_counts
         counts = np.array([running.get(node_key(o), 0) for o in self.data.offers], dtype=float)
         change = (counts - self._held)[self._moved]
         values[parts.nodes] = counts
         values[parts.new] = np.maximum(change, 0.0)
         values[parts.dropped] = np.maximum(-change, 0.0)
-        kept = {(r.template.id, r.domain): r.count for r in plan.replicas}
+        kept = plan.replica_counts
         values[parts.ended] = [
             max(0, r.count - kept.get((r.template.id, r.domain), 0)) for r in self.data.running
         ]

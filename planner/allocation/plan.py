@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from planner.allocation.limits import Limit
+from planner.allocation.problem import NodeKey, node_key
 from planner.types import Offer, Template
 
 
@@ -109,6 +110,16 @@ class Plan:
     def binding(self) -> tuple[Binding, ...]:
         """Limits that leave no room, most valuable first."""
         return self.worth.binding
+
+    @property
+    def replica_counts(self) -> dict[tuple[str, str], int]:
+        """Replicas by (template id, domain)."""
+        return {(r.template.id, r.domain): r.count for r in self.replicas}
+
+    @property
+    def node_counts(self) -> dict[NodeKey, int]:
+        """Nodes by offer."""
+        return {node_key(n.offer): n.count for n in self.nodes}
 
     @property
     def weighted_shortfall(self) -> float:

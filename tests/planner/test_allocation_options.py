@@ -11,7 +11,6 @@ from planner.allocation.check import PlanCheckError, check_plan
 from planner.allocation.options import AllocationOptions, Quota, ServiceRules
 from planner.allocation.problem import (
     AllocationInput,
-    node_key,
 )
 from planner.allocation.solve import keep_running, plan_allocation
 from planner.baselines.homo_joint import plan_homo_joint, plan_never_worse
@@ -165,8 +164,7 @@ def test_dropped_nodes_are_paid_while_they_drain() -> None:
 def test_a_running_plan_can_be_kept_and_priced() -> None:
     data = two_domains()
     plan = plan_allocation(data)
-    held = {node_key(n.offer): n.count for n in plan.nodes}
-    replicas = {(r.template.id, r.domain): r.count for r in plan.replicas}
+    held, replicas = plan.node_counts, plan.replica_counts
     again = keep_running(replace(data, held=held), replicas, held)
     assert again is not None
     assert again.objective_usd == pytest.approx(plan.cost_usd_per_hour)  # no start-up any more
