@@ -15,7 +15,7 @@ from planner.allocation.columns import limited
 from planner.allocation.model import AllocationModel
 from planner.allocation.plan import Plan, PlannedReplicas
 from planner.allocation.problem import AllocationInput, node_key
-from planner.allocation.relaxation import Relaxation, relax
+from planner.allocation.relaxation import Relaxation, best_loads, relax
 from planner.errors import UnknownNameError
 from planner.perf.grids import Floats
 from planner.programs import Rows
@@ -181,14 +181,11 @@ class _EntrySearch:
         """Of every place, what one of its nodes must cost less for some replica to pay."""
         model = self.model
         x, z, shape = model.parts.replicas, model.parts.load, model.available.shape
-        worth = np.zeros(x.size)
-        if z.size:
-            w = model.workload[z]
-            most = model.largest_rps[w, model.domain[z]]
-            rate = np.minimum(model.rates[model.template[z], w], most)
-            np.minimum.at(worth, model.replica_of_load, rate * reduced[z])
+        w = model.workload[z]
+        most = model.largest_rps[w, model.domain[z]]
+        rates = np.minimum(model.rates[model.template[z], w], most)
         counts = model.counts[model.template[x]]
-        priced = reduced[x] + worth
+        priced = reduced[x] + best_loads(model, reduced, rates)
         priced += (counts * change.reshape(shape)[model.domain[x]]).sum(axis=1)
         replica, node = np.nonzero(counts)
         saving = np.full(shape, np.inf)

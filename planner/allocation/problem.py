@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import pulp
 
@@ -123,13 +124,19 @@ class AllocationInput:
 
     def restart_usd(self, template: Template, domain: str) -> float:
         """What ending one replica costs: its nodes' time until another one is loaded (A3)."""
-        prices: dict[str, float] = {}
-        for offer in self.offers:
-            if offer.domain == domain and offer.market is not Market.OWNED:
-                known = prices.get(offer.node_class, math.inf)
-                prices[offer.node_class] = min(known, offer.price_usd_per_hour)
-        hourly = sum(count * prices.get(name, 0.0) for name, count in template.combination)
+        prices = self._cheapest_rent
+        hourly = sum(n * prices.get((domain, name), 0.0) for name, n in template.combination)
         return self.settings.restart_minutes / 60.0 * hourly
+
+    @cached_property
+    def _cheapest_rent(self) -> Mapping[tuple[str, str], float]:
+        """USD/hour of a rented node by domain and class."""
+        prices: dict[tuple[str, str], float] = {}
+        for offer in self.offers:
+            if offer.market is not Market.OWNED:
+                place = (offer.domain, offer.node_class)
+                prices[place] = min(prices.get(place, math.inf), offer.price_usd_per_hour)
+        return prices
 
     def without_promises(self) -> AllocationInput:
         """The same without least served shares."""

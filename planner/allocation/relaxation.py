@@ -54,6 +54,7 @@ class Relaxer:
         self._lp = LinearProgram(program.of_columns(self._order))
         every = len(PHASES) * (len(model.data.workloads) + 1)
         self._group = model.domain[parts.replicas] * every + _workload_and_phase(model)
+        self._load_rates = model.rates[model.template[parts.load], model.workload[parts.load]]
         groups = max(1, np.unique(self._group).size)
         self._per_group = max(1, min(COLUMNS_PER_ROUND, MOST_COLUMNS_PER_ROUND // groups))
 
@@ -68,7 +69,7 @@ class Relaxer:
         while True:
             answer = lp.solve()
             reduced = program.cost - self._by_row @ answer.duals
-            priced = reduced[parts.replicas] + self._best_loads(reduced)
+            priced = reduced[parts.replicas] + best_loads(self.model, reduced, self._load_rates)
             outside = (
                 ~self._inside[parts.replicas] & (program.upper > program.lower)[parts.replicas]
             )
@@ -95,15 +96,16 @@ class Relaxer:
         self._lp.add_columns((program or self.model.program).of_columns(new))
         self._order = np.concatenate([self._order, new])
 
-    def _best_loads(self, reduced: Floats) -> Floats:
-        """What the best load of each replica is worth, at most 0; rows of A4 are not there yet."""
-        model = self.model
-        best = np.zeros(model.parts.replicas.size)
-        if model.parts.load.size:
-            t = model.template[model.parts.load]
-            rate = model.rates[t, model.workload[model.parts.load]]
-            np.minimum.at(best, model.replica_of_load, rate * reduced[model.parts.load])
-        return best
+
+def best_loads(model: AllocationModel, reduced: Floats, rates_rps: Floats) -> Floats:
+    """What the best load of each replica is worth, at most 0; rows of A4 are not there yet.
+
+    `rates_rps` is what a replica serves at most of each load column, `reduced` goes over all
+    columns and the answer over the replicas'.
+    """
+    best = np.zeros(model.parts.replicas.size)
+    np.minimum.at(best, model.replica_of_load, rates_rps * reduced[model.parts.load])
+    return best
 
 
 def best_of_each(model: AllocationModel, replicas: Flags, cost: Floats, most: int) -> Flags:
