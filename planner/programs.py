@@ -132,6 +132,7 @@ def set_up(
     solver = highspy.Highs()  # type: ignore[no-untyped-call]
     solver.setOptionValue("output_flag", False)
     solver.setOptionValue("threads", 1)
+    solver.setOptionValue("mip_allow_restart", False)  # programs here are short of time
     model = highspy.HighsLp()
     model.num_col_, model.num_row_ = program.columns, program.row_lower.size
     model.col_cost_ = program.cost

@@ -34,6 +34,7 @@ DEARER = 5.0  # an unserved request/s over the dearest marginal one that is serv
 MUCH_DEARER = 10.0  # times as much, where half the deadline serves less than all
 SHORTFALL_GAP = 1e-4  # of the weighted demand
 SHORTFALL_TIME = 0.5  # of the deadline, for plans that serve all, or as much as can be
+SHORTFALL_PATIENCE = 0.15  # of the deadline, without less shortfall: the rest goes into the cost
 LEAST_SOLVE_S = 0.5  # of the second step, however late the first one ends
 FINISH_S = 0.05  # of the deadline, kept to read the plan back
 
@@ -181,7 +182,8 @@ class _Solve:
         model = self.model
         shortage = replace(model.program, cost=model.shortfall)
         search = self._search(shortage, first, self.demand, SHORTFALL_GAP)
-        search.run(self._until(SHORTFALL_TIME))
+        patience_s = SHORTFALL_PATIENCE * self.settings.deadline_s
+        search.run(self._until(SHORTFALL_TIME), patience_s)
         values = self._values(search)
         capped = limited(model.program, model, search.objective + self.tolerance)
         cheapest = self._search(capped, values, 1e-9, self.settings.relative_gap)

@@ -8,10 +8,13 @@ Source: docs/formulation.md, section 5.2.
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -22,7 +25,7 @@ from planner.allocation.model import AllocationModel
 from planner.allocation.relaxation import NEGLIGIBLE, Relaxation, Relaxer, best_of_each
 from planner.background import BackgroundSolve
 from planner.perf.grids import Floats
-from planner.programs import Flags, Program, Rows, solve_program
+from planner.programs import Answer, Flags, Program, Rows, solve_program
 
 TINY = 100  # replica columns of a model that is solved as a whole at once
 SMALL = 1500  # and of one that is solved as a whole beside the rest
@@ -32,6 +35,7 @@ NEIGHBOURHOOD_S = 2.0  # at first
 SMALL_NEIGHBOURHOOD_S = 0.6  # the same of a small model
 MANY_IN_VAIN = 8  # neighbourhoods without a better plan, after which they get half as long again
 SHORT_WEIGHT = 20.0  # of a workload that falls short among those of a neighbourhood
+COMPLETE_S = 0.3  # for the nodes and loads of given replicas
 LEAST_FREE = 2  # domains or workloads in a neighbourhood, of more
 DIVE_SHARE = 0.7  # of the time, for a plan domain by domain
 DIVE_REST = 0.5  # of that, for what the last domains leave
@@ -116,6 +120,8 @@ class Search:
         )
         self._labels = (model.domain, model.family, cells)
         self.random = np.random.default_rng(0)
+        self._lock = threading.RLock()  # neighbourhoods are solved side by side
+        self._gives_up_after_s, self._better_at = np.inf, time.perf_counter()
         self.kept = model.is_replica & (self.relaxation.values > NEGLIGIBLE)
         self.is_large = is_large(model, self.relaxation)
 
@@ -144,6 +150,10 @@ class Search:
         """Take a plan if it is the best so far."""
         if values is None:
             return False
+        with self._lock:
+            return self._take(values)
+
+    def _take(self, values: Floats) -> bool:
         values = np.where(self.program.integer, np.rint(values), values)
         objective = float(self.program.cost @ values)
         model = self.model
@@ -157,16 +167,25 @@ class Search:
         if objective >= self.objective - 1e-9 * max(1.0, abs(self.objective)):
             return False
         self.values, self.objective = values, objective
-        now = time.perf_counter() - self.effort.started
-        self.effort.history.append((now, short, cost))
+        self._better_at = time.perf_counter()
+        self.effort.history.append((self._better_at - self.effort.started, short, cost))
         return True
+
+    @property
+    def _gives_up(self) -> bool:
+        waited_s = time.perf_counter() - self._better_at
+        return self.values is not None and waited_s > self._gives_up_after_s
 
     def raise_bound(self, bound: float) -> None:
         if bound > self.bound:
             self.bound = min(bound, self.objective)
 
-    def run(self, deadline: float) -> None:
-        """Until the gap is closed or perf_counter() passes `deadline`."""
+    def run(self, deadline: float, patience_s: float = np.inf) -> None:
+        """Until the gap is closed or perf_counter() passes `deadline`.
+
+        Or until no better plan came for `patience_s`, once there is one.
+        """
+        self._gives_up_after_s, self._better_at = patience_s, time.perf_counter()
         if self.model.parts.replicas.size <= TINY:
             self._whole(0.3 * (deadline - time.perf_counter()))
         seconds = deadline - time.perf_counter()
@@ -215,7 +234,7 @@ class Search:
                 if not self.done and left() > 0.05:
                     self._step(each, min(left(), blocks_s))
         turn, resting, stalled = 0, 0, 0
-        while not self.done and left() > 0.05:
+        while not self.done and left() > 0.05 and not self._gives_up:
             ends = time.perf_counter() + min(left(), BLOCKS_TURN_S)
             while self._blocks and resting == 0 and not self.done and time.perf_counter() < ends:
                 before, plan = self.bound, self.objective
@@ -253,9 +272,10 @@ class Search:
                 used = block.columns[plan.values > 0.5]
                 self.kept[used[self.model.is_replica[used]]] = True
         with self.effort.timed("recombination"):
+            if self.values is not None:
+                blocks.add(self.values)
             found = blocks.recombine(min(seconds, 1.0), self.gap_asked / 2, self.objective)
-            if found is not None and self.offer(found):
-                blocks.add(found)
+            self.offer(found)
 
     def _whole(self, seconds: float) -> None:
         """All columns at once."""
@@ -301,26 +321,62 @@ class Search:
             self._solve_free(self._free(self.kept), seconds)
 
     def _neighbourhoods(self, seconds: float) -> None:
-        """Domains or workloads of the best plan, solved again; more at once while that is easy."""
+        """Parts of the best plan, solved again on all cores; more at once while that is easy."""
         if self.values is None:
             return
         ends = time.perf_counter() + seconds
-        with self.effort.timed("neighbourhoods"):
-            while not self.done and (room := ends - time.perf_counter()) > 0.05:
+        cores = (os.cpu_count() or 1) - (self._beside is not None)
+        with self.effort.timed("neighbourhoods"), ThreadPoolExecutor(max(1, cores)) as threads:
+            for done in [threads.submit(self._improve_until, ends) for _ in range(max(1, cores))]:
+                done.result()
+
+    def _improve_until(self, ends: float) -> None:
+        while not (self.done or self._gives_up) and (room := ends - time.perf_counter()) > 0.05:
+            with self._lock:
                 kind = int(self.random.integers(len(self._labels)))
                 labels = self._labels[kind]
                 names = np.unique(labels[labels != REST])
                 free = self._neighbours(labels, names, self.shares[kind])
-                before = self.objective
-                proven = self._solve_free(free, min(room, self.patience_s))
-                self._in_vain = 0 if self.objective < before else self._in_vain + 1
-                if not proven:
-                    self.shares[kind] = max(0.02, 0.8 * self.shares[kind])
-                elif self.objective >= before:
-                    self.shares[kind] = min(1.0, 1.2 * self.shares[kind])
-                if self._in_vain >= MANY_IN_VAIN:
-                    self.patience_s, self._in_vain = 1.5 * self.patience_s, 0
+                base, before = self.values, self.objective
+            found = self._solve_part(free, min(room, self.patience_s), base)
+            if found.values is not None:
+                self._offer_part(found.values, base)
+            with self._lock:
+                self._learn(kind, found.proven, self.objective < before)
                 self._exchange()
+
+    def _learn(self, kind: int, proven: bool, better: bool) -> None:
+        """From one neighbourhood: how large the next of its kind are, and how long they take."""
+        self._in_vain = 0 if better else self._in_vain + 1
+        if not proven:
+            self.shares[kind] = max(0.02, 0.8 * self.shares[kind])
+        elif not better:
+            self.shares[kind] = min(1.0, 1.2 * self.shares[kind])
+        if self._in_vain >= MANY_IN_VAIN and not proven:
+            self.patience_s, self._in_vain = 1.5 * self.patience_s, 0
+
+    def _offer_part(self, values: Floats, base: Floats | None) -> None:
+        """A plan made from `base`; where another one came in meanwhile, both changes together."""
+        with self._lock:
+            if self.offer(values) or base is None or self.values is None or self.values is base:
+                return
+            x = self.model.parts.replicas
+            replicas = self.values[x] + np.rint(values[x]) - base[x]
+            improved = float(self.program.cost @ (values - base)) < 0
+        if improved and (replicas >= 0).all():
+            self.offer(self._completed(replicas))
+
+    def _completed(self, replicas: Floats) -> Floats | None:
+        """All columns for some replicas, if a plan has them."""
+        x, others = self.model.parts.replicas, np.flatnonzero(~self.model.is_replica)
+        values = np.zeros(self.program.columns)
+        values[x] = replicas
+        part = self.program.of_columns(others).given(self.program.matrix @ values)
+        found = solve_program(part, time_limit_s=COMPLETE_S)
+        if found.values is None:
+            return None
+        values[others] = found.values
+        return values
 
     def _neighbours(self, labels: Rows, names: Rows, share: float) -> Flags:
         least = min(LEAST_FREE, max(1, names.size - 1))
@@ -380,19 +436,27 @@ class Search:
 
         With `base` the free columns come on top of it.
         """
+        found = self._solve_part(free, seconds, self.values, base)
+        self.offer(found.values)
+        return found.proven
+
+    def _solve_part(
+        self, free: Flags, seconds: float, plan: Floats | None, base: Floats | None = None
+    ) -> Answer:
+        """A plan's free columns solved again, or free columns on top of `base`; all columns."""
         columns = np.flatnonzero(free)
         start = None
         if base is None:
             base = np.zeros(self.program.columns)
-            if self.values is not None:
-                base, start = np.where(free, 0.0, self.values), self.values[columns]
+            if plan is not None:
+                base, start = np.where(free, 0.0, plan), plan[columns]
         part = self.program.of_columns(columns).given(self.program.matrix @ base)
         self.effort.columns_kept = max(self.effort.columns_kept, int(columns.size))
         found = solve_program(
             part, time_limit_s=seconds, relative_gap=self.gap_asked / 4, start=start
         )
-        if found.values is not None:
-            values = base.copy()
-            values[columns] += found.values
-            self.offer(values)
-        return found.proven
+        if found.values is None:
+            return found
+        values = base.copy()
+        values[columns] += found.values
+        return replace(found, values=values)

@@ -149,6 +149,39 @@ def test_a_search_without_time_keeps_its_start_and_says_so() -> None:
     assert search.bound <= search.objective
 
 
+def test_two_better_parts_of_one_plan_come_together() -> None:
+    """Two neighbourhoods of the same plan, solved side by side, each serve one workload more."""
+    made = [
+        template("a", Phase.AGGREGATED, {"A x1": 1}, 1.0, "chat"),
+        template("b", Phase.AGGREGATED, {"B x1": 1}, 1.0, "code"),
+    ]
+    offers = [offer("d1", "A x1", 1.0, 2), offer("d1", "B x1", 1.0, 2)]
+    data = AllocationInput.of(
+        [workload("chat", 1.0), workload("code", 1.0)], made, offers, settings=EXACT
+    )
+    model = AllocationModel(data)
+    program = replace(model.program, cost=model.program.cost + 50.0 * model.shortfall)
+    search = Search(model, program, 0.0, 1.0, Effort())
+    base = search._completed(np.zeros(2))
+    search.offer(base)
+    for counts in ((1.0, 0.0), (0.0, 1.0)):
+        search._offer_part(search._completed(np.array(counts)), base)
+    assert model.replicas_of(search.values) == {(0, "d1"): 1, (1, "d1"): 1}
+
+
+def test_a_search_gives_up_after_its_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "TINY", 0)
+    monkeypatch.setattr(search, "SMALL", 0)
+    model = AllocationModel(random_input(8))
+    program = replace(model.program, cost=model.program.cost + 50.0 * model.shortfall)
+    found = Search(model, program, 0.0, 1.0, Effort())
+    monkeypatch.setattr(Search, "done", property(lambda _: False))
+    started = time.perf_counter()
+    found.run(started + 60.0, patience_s=0.5)
+    assert time.perf_counter() - started < 45.0
+    assert np.isfinite(found.objective)
+
+
 def test_the_plan_says_how_it_was_found() -> None:
     plan = plan_allocation(random_input(2))
     assert plan.columns_seen > 0
