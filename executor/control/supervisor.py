@@ -8,7 +8,6 @@ asked: vLLM answers them while a remote stage is dead.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -19,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from executor.control.messages import ProcessReport, ProcessState
+from executor.processes import die_with_parent
 from executor.stage_plan import ProcessPlan
 
 KILL_AFTER_S = 5.0  # of processes whose replica has failed already
-PR_SET_PDEATHSIG = 1
 
 
 @dataclass
@@ -120,17 +119,11 @@ def _spawn(plan: ProcessPlan, log: Path) -> subprocess.Popen[bytes]:
         try:
             return subprocess.Popen(
                 plan.argv, env=environment, stdin=subprocess.DEVNULL, stdout=output,
-                stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_die_with_the_agent,
+                stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=die_with_parent,
             )  # fmt: skip
         except OSError as error:
             output.write(f"cannot start {plan.argv[0]}: {error}\n".encode())
             return subprocess.Popen(["false"], start_new_session=True)
-
-
-def _die_with_the_agent() -> None:
-    """The kernel kills this process when the agent dies, however it does (Linux)."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _end(running: Sequence[_Running], grace_s: float) -> None:
