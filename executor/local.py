@@ -32,6 +32,7 @@ from planner.leases import Lease
 
 FIRST_LEASE_S = 120.0
 LEAVE_S = DRAIN_S + 25.0  # of an agent whose lease the deployment no longer names
+IDLE_LEAVE_S = 5.0  # the same once nothing runs on it: it may never have reached the controller
 END_S = 20.0  # of an agent that is asked to end, its processes included
 PORTS = range(20000, 32000)  # below those that Linux gives to outgoing connections
 ADDRESS = "127.0.0.1"
@@ -90,7 +91,7 @@ class LocalFleet:
         if found is None:
             return
         self._withdraw(instance_id.split("-", 3)[3])
-        if self.controller() is not None and _ends(found, LEAVE_S):
+        if self.controller() is not None and _leaves(found):
             return
         with contextlib.suppress(psutil.NoSuchProcess):
             found.terminate()
@@ -227,6 +228,20 @@ def _alive(pid: int, created: float) -> psutil.Process | None:
         if process.create_time() == created and process.status() != psutil.STATUS_ZOMBIE:
             return process
     return None
+
+
+def _leaves(agent: psutil.Process) -> bool:
+    """Whether an agent drains and ends by itself."""
+    ends = time.monotonic() + LEAVE_S
+    while time.monotonic() < ends and _has_children(agent):
+        time.sleep(0.2)
+    return _ends(agent, IDLE_LEAVE_S)
+
+
+def _has_children(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.children())
+    return False
 
 
 def _ends(process: psutil.Process, seconds: float) -> bool:
