@@ -340,10 +340,13 @@ def serve_local(
     as_json: Json = False,
 ) -> None:
     """Serve a local scenario with vLLM on this machine, measure it beside the plan, end it."""
-    from tasks.local_site import require_local
+    from tasks.home import resolve_home
+    from tasks.local_site import check_engines, require_local
     from tasks.scenario_file import read_scenario
 
-    require_local(read_scenario(scenario))
+    spec = read_scenario(scenario)
+    require_local(spec)
+    check_engines(resolve_home(home), spec.fleet, to_be_made=True)
     if port is not None:
         refuse_taken("127.0.0.1", port)
     with _flow_run():

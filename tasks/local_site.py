@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from executor.stage_plan import Connector
 from executor.vllm.environment import TOOLS, require_model, require_vllm
 from planner.errors import CoralError, InputError
 from planner.scenario import ScenarioSpec
-from planner.site import LocalEngineSpec, LocalSite
+from planner.site import LocalEngineSpec, LocalSite, RandomModelSpec
 
 MAKE_TIMEOUT_S = 300.0
 # What vLLM on CPUs of one machine needs; a scenario's own settings win.
@@ -60,12 +61,13 @@ def check_site(home: Path, spec: ScenarioSpec) -> None:
     local_fleet(home, spec.fleet).require_controller()
 
 
-def check_engines(home: Path, site: LocalSite) -> None:
-    """As `check_site`, without a controller."""
+def check_engines(home: Path, site: LocalSite, *, to_be_made: bool = False) -> None:
+    """As `check_site`, without a controller; random models may still have to be made."""
     _check_cores(site)
     for engine in site.engines.values():
         require_vllm(engine.python)
-        require_model(model_folder(home, engine))
+        if not (to_be_made and engine.random):
+            require_model(model_folder(home, engine))
 
 
 def engine_specs(home: Path, site: LocalSite) -> Mapping[str, EngineSpec]:
@@ -94,12 +96,17 @@ def make_models(home: Path, site: LocalSite) -> None:
     """
     for engine in site.engines.values():
         folder = model_folder(home, engine)
-        if engine.random is None or (folder / "config.json").exists():
-            continue
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        if engine.random is not None and not (folder / "config.json").exists():
+            _make_model(require_vllm(engine.python), folder, engine.random)
+
+
+def _make_model(python: Path, folder: Path, shape: RandomModelSpec) -> None:
+    """Whole or not at all."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as draft:
         command: list[str | Path] = [
-            require_vllm(engine.python), TOOLS / "tiny_model.py", folder,
-            "--layers", str(engine.random.layers), "--hidden", str(engine.random.hidden),
+            python, TOOLS / "tiny_model.py", Path(draft) / "model",
+            "--layers", str(shape.layers), "--hidden", str(shape.hidden),
         ]  # fmt: skip
         made = subprocess.run(
             command, capture_output=True, text=True, timeout=MAKE_TIMEOUT_S, check=False
@@ -107,6 +114,7 @@ def make_models(home: Path, site: LocalSite) -> None:
         if made.returncode:
             last = (made.stderr.strip().splitlines() or ["no word"])[-1]
             raise MakeModelError(f"the model in {folder} could not be made: {last}")
+        (Path(draft) / "model").rename(folder)
 
 
 def model_folder(home: Path, engine: LocalEngineSpec) -> Path:

@@ -42,7 +42,7 @@ MODEL = "coral/tiny"
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LONG = "the reef is full of small fish that swim in shoals over the white sand " * 8
 PROMPTS = [f"the reef is full of {what} " for what in ("fish", "sand", "white shoals")] + [LONG]
-START_S = 240.0
+START_S = 300.0
 
 
 def free_port() -> int:
@@ -272,19 +272,21 @@ def test_a_change_to_another_replica_under_load_loses_no_request(
     """After the killed stage's test: the pipeline gives way to a replica on one node."""
     (pipe,) = site.replicas
     assert site.routed() == {"pipe"}
-    with ThreadPoolExecutor(5) as pool:
-        stop = threading.Event()
-        load = [pool.submit(complete_until, site, stop) for _ in range(4)]
-        newcomer = replica("next", Phase.AGGREGATED, ("n3", 4))
-        site.deploy(pipe, newcomer)
-        site.wait("pipe", "next")
-        long = pool.submit(site.complete, "fish", max_tokens=480)
-        leaving = agents(site.home)
-        site.deploy(newcomer)
-        site.wait("next")
-        answer = long.result(120)
-        assert wait_for(lambda: len(agents(site.home)) == 1, 120), site.logs()
-        stop.set()
+    newcomer = replica("next", Phase.AGGREGATED, ("n3", 4))
+    stop = threading.Event()
+    with ThreadPoolExecutor(3) as pool:
+        load = [pool.submit(complete_until, site, stop) for _ in range(2)]
+        try:
+            site.deploy(pipe, newcomer)
+            site.wait("pipe", "next")
+            long = pool.submit(site.complete, "fish", max_tokens=480)
+            leaving = agents(site.home)
+            site.deploy(newcomer)
+            site.wait("next")
+            answer = long.result(120)
+            assert wait_for(lambda: len(agents(site.home)) == 1, 120), site.logs()
+        finally:
+            stop.set()
         answers = [one for worker in load for one in worker.result(120)]
     assert len(leaving) == 3
     assert len(answers) > 20
@@ -297,6 +299,7 @@ def complete_until(site: Site, stop: threading.Event) -> list[httpx.Response]:
     answers = []
     while not stop.is_set():
         answers.append(site.complete(PROMPTS[len(answers) % len(PROMPTS)]))
+        stop.wait(0.25)  # leaves the newcomer time to start
     return answers
 
 
