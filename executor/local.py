@@ -22,6 +22,7 @@ from typing import Any
 
 import psutil
 
+from executor.control import guard
 from executor.control.controller import DRAIN_S
 from executor.deployment import Deployment, read_deployment, write_deployment
 from executor.fleet import NoCapacityError
@@ -233,14 +234,14 @@ def _alive(pid: int, created: float) -> psutil.Process | None:
 def _leaves(agent: psutil.Process) -> bool:
     """Whether an agent drains and ends by itself."""
     ends = time.monotonic() + LEAVE_S
-    while time.monotonic() < ends and _has_children(agent):
+    while time.monotonic() < ends and _runs_engines(agent):
         time.sleep(0.2)
     return _ends(agent, IDLE_LEAVE_S)
 
 
-def _has_children(process: psutil.Process) -> bool:
+def _runs_engines(agent: psutil.Process) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
-        return bool(process.children())
+        return any(guard.MODULE not in child.cmdline() for child in agent.children())
     return False
 
 

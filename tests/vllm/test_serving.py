@@ -273,14 +273,14 @@ def test_a_change_to_another_replica_under_load_loses_no_request(
     (pipe,) = site.replicas
     assert site.routed() == {"pipe"}
     newcomer = replica("next", Phase.AGGREGATED, ("n3", 4))
-    stop = threading.Event()
-    with ThreadPoolExecutor(3) as pool:
-        load = [pool.submit(complete_until, site, stop) for _ in range(2)]
+    site.deploy(pipe, newcomer)
+    site.wait("pipe", "next")
+    leaving, stop = agents(site.home), threading.Event()
+    with ThreadPoolExecutor(5) as pool:
+        load = [pool.submit(complete_until, site, stop) for _ in range(4)]
         try:
-            site.deploy(pipe, newcomer)
-            site.wait("pipe", "next")
             long = pool.submit(site.complete, "fish", max_tokens=480)
-            leaving = agents(site.home)
+            time.sleep(2.0)
             site.deploy(newcomer)
             site.wait("next")
             answer = long.result(120)
@@ -299,7 +299,6 @@ def complete_until(site: Site, stop: threading.Event) -> list[httpx.Response]:
     answers = []
     while not stop.is_set():
         answers.append(site.complete(PROMPTS[len(answers) % len(PROMPTS)]))
-        stop.wait(0.25)  # leaves the newcomer time to start
     return answers
 
 
