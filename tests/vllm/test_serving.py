@@ -129,10 +129,10 @@ def node(lease: str, core: str) -> NodeSpec:
     )  # fmt: skip
 
 
-def replica(name: str, phase: Phase, *stages: tuple[str, int]) -> ReplicaSpec:
-    """Stages as (lease, layers); each on a core of its own."""
+def replica(name: str, phase: Phase, *stages: tuple[str, int], core: int = 0) -> ReplicaSpec:
+    """Stages as (lease, layers); each on a core of its own, from `core` on."""
     made, first = [], 0
-    for number, (lease, layers) in enumerate(stages):
+    for number, (lease, layers) in enumerate(stages, core):
         one = node(lease, str(number % 2))
         made.append(StageSpec(first_layer=first, layers=layers, nodes=(one,)))
         first += layers
@@ -314,7 +314,8 @@ def test_prefill_and_decode_on_two_nodes(
     site.engine = site.engine.model_copy(update={"connector": connector})
     prefill, decode = f"prefill-{connector}", f"decode-{connector}"
     site.deploy(
-        replica(prefill, Phase.PREFILL, ("n4", 4)), replica(decode, Phase.DECODE, ("n5", 4))
+        replica(prefill, Phase.PREFILL, ("n4", 4)),
+        replica(decode, Phase.DECODE, ("n5", 4), core=1),
     )
     site.wait(prefill, decode)
     assert site.texts() == alone
