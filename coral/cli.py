@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from coral import __version__
-from coral.serving import add_commands
+from coral.serving import Home, add_commands, refuse_taken
 
 if TYPE_CHECKING:
     from planner.scenario import ScenarioSpec
@@ -46,13 +46,9 @@ Scenario = Annotated[
     typer.Option(
         "--scenario",
         "-s",
-        help="A scenario file, or a shipped one: core, extended, internet, small-nodes, suite, "
-        "tiny.",
+        help="A scenario file, or a shipped one: core, extended, internet, local, small-nodes, "
+        "suite, tiny.",
     ),
-]
-Home = Annotated[
-    str | None,
-    typer.Option("--home", help="Folder of the database. [CORAL_HOME or ~/.local/share/coral]"),
 ]
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")
@@ -313,7 +309,7 @@ def compare(
 
 @app.command()
 def operate(scenario: Scenario = "core", home: Home = None, as_json: Json = False) -> None:
-    """Plan from where the fleet stands and move the (simulated) fleet by the difference."""
+    """Plan from where the fleet stands and move it by the difference."""
     _check(scenario, home)
     with _flow_run():
         from coral.render import print_round, round_summary
@@ -325,9 +321,47 @@ def operate(scenario: Scenario = "core", home: Home = None, as_json: Json = Fals
         raise typer.Exit(1)
 
 
+@app.command("serve-local")
+def serve_local(
+    scenario: Scenario = "local",
+    requests: Annotated[
+        int, typer.Option("--requests", min=1, help="Requests to every workload's model.")
+    ] = 64,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(
+            "--concurrency", min=1, help="Requests in flight. [what the planned replicas take]"
+        ),
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", min=1, max=65535, help="Of the gateway. [a free one]")
+    ] = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Serve a local scenario with vLLM on this machine, measure it beside the plan, end it."""
+    from tasks.home import resolve_home
+    from tasks.local_site import check_engines, require_local
+    from tasks.scenario_file import read_scenario
+
+    spec = read_scenario(scenario)
+    require_local(spec)
+    check_engines(resolve_home(home), spec.fleet, to_be_made=True)
+    if port is not None:
+        refuse_taken("127.0.0.1", port)
+    with _flow_run():
+        from coral.render_local import local_summary, print_local
+        from flows.serve_local import serve_local as run
+
+        result = run(scenario, home, requests, concurrency, port)
+    _answer(result, as_json, local_summary, print_local)
+    if any(one.measured.failed for one in result.served):
+        raise typer.Exit(1)
+
+
 @fleet_app.command("list")
 def fleet_list(home: Home = None, as_json: Json = False) -> None:
-    """Show the nodes of the (simulated) fleet."""
+    """Show the nodes of the fleet."""
     from tasks.fleet_view import list_fleet
 
     columns, rows = list_fleet(home)
@@ -340,7 +374,7 @@ def down(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Terminate every node of the (simulated) fleet."""
+    """Terminate every node of the fleet."""
     from tasks.fleet_view import count_running, end_fleet
 
     running = count_running(home)

@@ -46,10 +46,7 @@ def agent(
 
 
 def controller(
-    home: Annotated[
-        str | None,
-        typer.Option("--home", help="Coral's home. [CORAL_HOME or ~/.local/share/coral]"),
-    ] = None,
+    home: Home = None,
     address: Annotated[
         str, typer.Option(help="Where agents connect; * takes a free port.")
     ] = "tcp://127.0.0.1:*",
@@ -68,10 +65,7 @@ def controller(
 
 
 def gateway(
-    home: Annotated[
-        str | None,
-        typer.Option("--home", help="Coral's home. [CORAL_HOME or ~/.local/share/coral]"),
-    ] = None,
+    home: Home = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
 ) -> None:
@@ -83,7 +77,7 @@ def gateway(
 
     folder = resolve_home(home)
     folder.mkdir(parents=True, exist_ok=True)
-    _refuse_taken(host, port)
+    refuse_taken(host, port)
     typer.echo(f"gateway at http://{host}:{port}", err=True)
     _on_signals(lambda: None)  # the server has handlers of its own, and gives these back
     config = uvicorn.Config(
@@ -93,7 +87,7 @@ def gateway(
     uvicorn.Server(config).run()
 
 
-def _refuse_taken(host: str, port: int) -> None:
+def refuse_taken(host: str, port: int) -> None:
     """Say it before the server's own log does.
 
     Raises PortTakenError: something listens there already, or the address is not this machine's.

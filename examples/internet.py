@@ -14,7 +14,7 @@ from pathlib import Path
 
 from catalog.seed import import_seed
 from catalog.store import Catalog
-from planner.resolve import Known
+from planner.known import Known
 from planner.types import ModelSpec
 from tasks.inputs import read_known
 

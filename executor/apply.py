@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from executor.simulated import NoCapacityError, SimulatedFleet
+from executor.fleet import Fleet, NoCapacityError
 from planner.leases import Actions, Lease, LeaseState, LeaseStore
 from planner.types import Offer
+
+NOT_IN_PLAN = "not in the plan"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,25 +29,30 @@ class Applied:
 
 def apply_actions(
     store: LeaseStore,
-    fleet: SimulatedFleet,
+    fleet: Fleet,
     actions: Actions,
     now: datetime,
     scenario: str = "",
+    between: Callable[[int], None] = lambda _: None,
 ) -> Applied:
     """Launch, then terminate. Killed anywhere, the next run finishes what was begun.
 
-    While a launch fails nothing is terminated: what leaves may be all that serves.
+    `between` is called when nodes are launched and those that leave are marked, but still run: with
+    the number of launches that failed. While a launch fails nothing is terminated: what leaves may
+    be all that serves.
     """
     failed = sum(not _launch(store, fleet, offer, now, scenario) for offer in actions.launch)
-    if failed:
-        return Applied(len(actions.launch) - failed, failed, 0)
-    for lease in actions.terminate:
-        end_lease(store, fleet, lease, now, "not in the plan")
-    return Applied(len(actions.launch) - failed, failed, len(actions.terminate))
+    leaving = () if failed else actions.terminate
+    for lease in leaving:
+        store.save(lease.to(LeaseState.TERMINATING, NOT_IN_PLAN), now)
+    between(failed)
+    for lease in leaving:
+        end_lease(store, fleet, lease, now, NOT_IN_PLAN)
+    return Applied(len(actions.launch) - failed, failed, len(leaving))
 
 
 def settle(
-    store: LeaseStore, fleet: SimulatedFleet, now: datetime, scenario: str | None = None
+    store: LeaseStore, fleet: Fleet, now: datetime, scenario: str | None = None
 ) -> list[Lease]:
     """Bring leases up to what the cloud says now, and finish what an interrupted run began.
 
@@ -54,6 +61,8 @@ def settle(
     for lease in _of(store, scenario):
         if lease.state is LeaseState.PLANNED:
             _request(store, fleet, lease, now)
+        elif lease.state.is_held and fleet.is_gone(lease.instance_id or ""):
+            store.save(lease.to(LeaseState.TERMINATED, "its node is gone", ended_at=now), now)
         elif lease.state is LeaseState.LAUNCHING and lease.ready_at and lease.ready_at <= now:
             store.save(lease.to(LeaseState.READY), now)
         elif lease.state is LeaseState.TERMINATING:
@@ -61,19 +70,16 @@ def settle(
     return _of(store, scenario)
 
 
-def end_lease(
-    store: LeaseStore, fleet: SimulatedFleet, lease: Lease, now: datetime, reason: str
-) -> None:
+def end_lease(store: LeaseStore, fleet: Fleet, lease: Lease, now: datetime, reason: str) -> None:
     """Terminate one node; over only once the cloud confirmed it."""
-    store.save(lease.to(LeaseState.TERMINATING, reason), now)
+    if lease.state is not LeaseState.TERMINATING:
+        store.save(lease.to(LeaseState.TERMINATING, reason), now)
     if lease.instance_id is not None:
         fleet.terminate(lease.instance_id)
     store.save(lease.to(LeaseState.TERMINATED, reason, ended_at=now), now)
 
 
-def end_all(
-    store: LeaseStore, fleet: SimulatedFleet, leases: Sequence[Lease], now: datetime
-) -> int:
+def end_all(store: LeaseStore, fleet: Fleet, leases: Sequence[Lease], now: datetime) -> int:
     """Terminate everything that is not over; how many there were."""
     running = [lease for lease in leases if not lease.state.is_over]
     for lease in running:
@@ -81,9 +87,7 @@ def end_all(
     return len(running)
 
 
-def _launch(
-    store: LeaseStore, fleet: SimulatedFleet, offer: Offer, now: datetime, scenario: str
-) -> bool:
+def _launch(store: LeaseStore, fleet: Fleet, offer: Offer, now: datetime, scenario: str) -> bool:
     lease = Lease(
         id=uuid.uuid4().hex,
         domain=offer.domain,
@@ -100,7 +104,7 @@ def _launch(
     return _request(store, fleet, lease, now)
 
 
-def _request(store: LeaseStore, fleet: SimulatedFleet, lease: Lease, now: datetime) -> bool:
+def _request(store: LeaseStore, fleet: Fleet, lease: Lease, now: datetime) -> bool:
     try:
         instance_id, ready_at = fleet.launch(lease, now)
     except NoCapacityError as error:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Callable
@@ -39,6 +40,7 @@ STEP_S = 0.5
 UNROUTED_S = 2.0  # before a replica that is to go is stopped: gateways read routes twice a second
 HEALTH_TIMEOUT_S = 1.0
 HEALTH_THREADS = 16
+SLOW_S = 300.0  # a start that takes longer is said: an engine may hang, or its address be wrong
 LEASE_S = 30.0
 
 log = logging.getLogger(__name__)
@@ -82,6 +84,7 @@ class Daemon:
         self._going: dict[str, tuple[ReplicaPlan, float]] = {}  # until when it stays, unrouted
         self._leaving: dict[str, tuple[str, float]] = {}  # leases not wanted any more: key, until
         self._written: Routes | None = None
+        self._waiting: dict[tuple[str, int], float] = {}  # for a first answer, until it is said
         self._healthy: dict[str, int] = {}  # generation of a replica whose engines have answered
         self._write_address(keys)
 
@@ -164,11 +167,23 @@ class Daemon:
                 self._asking.pop(key, None)
             elif asking is None:
                 self._asking[key] = self._askers.submit(self._all_answer, plan.api_urls)
+                self._say_if_slow(key, plan)
             elif asking.done():
                 del self._asking[key]
                 if asking.result():
                     self._healthy[replica_id] = running.generation
                     log.info("replica %s answers", replica_id)
+
+    def _say_if_slow(self, key: tuple[str, int], plan: ReplicaPlan) -> None:
+        """Once for each of a replica's starts."""
+        since = self._waiting.setdefault(key, self.clock())
+        if self.clock() - since >= SLOW_S:
+            self._waiting[key] = math.inf
+            where = ", ".join(plan.api_urls)
+            log.warning(
+                "replica %s runs since %.0f s and does not answer at %s; see the logs of its nodes",
+                plan.replica_id, self.clock() - since, where,
+            )  # fmt: skip
 
     def _all_answer(self, urls: tuple[str, ...]) -> bool:
         try:

@@ -1,11 +1,13 @@
 """What the controller is to run: replicas with their placements and nodes, as one JSON file.
 
-Whoever deploys writes it whole (not `coral operate` yet); the controller reads it when it changes.
+Whoever deploys writes it whole, as `coral operate` does for a local fleet; the controller reads it
+when it changes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -62,6 +64,7 @@ class NodeSpec(_Model):
     data_parallel_size: int
     batch: int
     cores: tuple[str, ...] = ()
+    kv_cache_bytes: int | None = None  # of each of its GPUs; None: the engine's
 
 
 class StageSpec(_Model):
@@ -82,6 +85,12 @@ class ReplicaSpec(_Model):
     # The router's weight, of its model's requests: aggregated and decode replicas together make 1,
     # prefill ones what decode ones do.
     share: float = 1.0
+    max_num_seqs: int | None = None  # of each engine; None: vLLM's own
+    max_num_batched_tokens: int | None = None
+
+    @property
+    def lease_ids(self) -> frozenset[str]:
+        return frozenset(node.lease_id for stage in self.stages for node in stage.nodes)
 
     def plan(self, engine: EngineSpec) -> ReplicaPlan:
         """Its processes.
@@ -100,12 +109,17 @@ class ReplicaSpec(_Model):
             for stage in self.stages
         )
         hosts = [
-            Host(node.lease_id, node.address, node.first_port, node.cores)
+            Host(node.lease_id, node.address, node.first_port, node.cores, node.kv_cache_bytes)
             for stage in self.stages
             for node in stage.nodes[:1]
         ]
         placement = Placement(stages, 1, 1, 0.0, 0.0, 0.0)
-        return plan_stages(self.id, self.phase, placement, hosts, engine.settings(self.model))
+        settings = replace(
+            engine.settings(self.model),
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+        )
+        return plan_stages(self.id, self.phase, placement, hosts, settings)
 
 
 class Deployment(_Model):

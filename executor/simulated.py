@@ -10,12 +10,8 @@ import hashlib
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from planner.errors import CoralError
+from executor.fleet import NoCapacityError
 from planner.leases import Lease
-
-
-class NoCapacityError(CoralError):
-    """The cloud has no such node now; try the next offer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +38,10 @@ class SimulatedFleet:
 
     def terminate(self, instance_id: str) -> None:
         """End an instance; ending one twice, or one that never was, is quiet."""
+
+    def is_gone(self, instance_id: str) -> bool:
+        """Never: a simulated node runs until it is terminated."""
+        return False
 
     def _draw(self, what: str, token: str) -> float:
         digest = hashlib.sha256(f"{self.seed}|{what}|{token}".encode()).digest()

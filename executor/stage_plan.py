@@ -46,6 +46,8 @@ class EngineSettings:
     max_model_len: int  # tokens
     dtype: str = "auto"
     kv_cache_bytes: int | None = None  # per GPU; None: vLLM measures what is left
+    max_num_seqs: int | None = None  # requests in flight of one engine; None: vLLM's own
+    max_num_batched_tokens: int | None = None  # new tokens of one step
     block_size: int | None = None  # tokens
     connector: Connector = Connector.NIXL
     kv_folder: str = ""  # of Connector.FOLDER
@@ -62,6 +64,7 @@ class Host:
     address: str
     first_port: int  # this lease's own ports begin here
     cores: tuple[str, ...] = ()  # CPU nodes: the cores of every group, '0-3'
+    kv_cache_bytes: int | None = None  # per GPU of this node; None: the settings'
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +170,7 @@ def _process(
         "--tensor-parallel-size", str(node.tensor_parallel_size),
         "--shutdown-timeout", str(SHUTDOWN_S),
     ]  # fmt: skip
-    if settings.kv_cache_bytes is not None:
-        argv += ["--kv-cache-memory-bytes", str(settings.kv_cache_bytes)]
-    if settings.block_size is not None:
-        argv += ["--block-size", str(settings.block_size)]
+    argv += _limits(host, settings)
     environment = {
         **settings.environment,
         "VLLM_HOST_IP": host.address,
@@ -199,6 +199,19 @@ def _process(
         environment=environment,
         api_url=None if headless else f"http://{host.address}:{port}",
     )
+
+
+def _limits(host: Host, settings: EngineSettings) -> list[str]:
+    """What an engine may use; what is None is left to vLLM."""
+    kv = settings.kv_cache_bytes if host.kv_cache_bytes is None else host.kv_cache_bytes
+    values = {
+        "--kv-cache-memory-bytes": kv,
+        "--block-size": settings.block_size,
+        "--max-num-seqs": settings.max_num_seqs,
+        "--max-num-batched-tokens": settings.max_num_batched_tokens,
+    }
+    given = {name: value for name, value in values.items() if value is not None}
+    return [word for name, value in given.items() for word in (name, str(value))]
 
 
 def _devices(host: Host, group: int, tensor_parallel_size: int) -> Mapping[str, str]:

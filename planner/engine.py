@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
-from planner.types import Phase, Stage, Template
+from planner.types import Lengths, Phase, Placement, Stage, Template
 
 
 class Engine(StrEnum):
@@ -52,6 +54,33 @@ def why_not_stages(phase: Phase, stages: Sequence[Stage], engine: Engine) -> str
     if len(stages) > 1 and phase is not Phase.AGGREGATED:
         return KV_OF_STAGES
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """What one engine of a replica takes at once, so that its steps are those of the plan."""
+
+    max_num_seqs: int  # requests in flight
+    max_num_batched_tokens: int  # new tokens of one step
+
+
+def engine_limits(phase: Phase, placement: Placement, lengths: Lengths) -> EngineLimits:
+    """Of each group's engine: M micro-batches of its share of b.
+
+    A step carries that share's decodes; aggregated, b p / o new tokens more; prefill, its prompts
+    whole, one of them of p95 length. vLLM asks for at least as many tokens as requests.
+    Source: docs/formulation.md, sections 1 and 3.
+    """
+    batch = math.ceil(placement.micro_batch_size / placement.stages[0].nodes[0].data_parallel_size)
+    match phase:
+        case Phase.AGGREGATED:
+            tokens = batch * (1.0 + lengths.mean_input / lengths.mean_output)
+        case Phase.DECODE:
+            tokens = float(batch)
+        case Phase.PREFILL:
+            tokens = (batch - 1) * lengths.mean_input + lengths.p95_input
+    requests = placement.micro_batches * batch
+    return EngineLimits(requests, max(math.ceil(tokens), requests))
 
 
 def _tensor_parallel_size(stage: Stage) -> int:

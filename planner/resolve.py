@@ -14,45 +14,19 @@ from planner.allocation.problem import AllocationSettings
 from planner.demand import DemandForecast, DemandHistory, forecast_demand
 from planner.engine import Engine
 from planner.errors import MarketError, ScenarioError, UnknownNameError
+from planner.known import Known, MarketRow
 from planner.placement.settings import PlacementSettings
 from planner.scenario import DemandSpec, ScenarioSpec, WorkloadSpec
+from planner.site import check_engines, with_site
 from planner.types import (
-    InstanceType,
     Lengths,
     Market,
-    ModelSpec,
     NodeClass,
     Offer,
     Slo,
     Workload,
     gpu_of,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class MarketRow:
-    """One accepted price of one zone, as the catalog has it."""
-
-    domain: str
-    zone: str | None
-    instance_type: str
-    node_class: str
-    market: Market
-    price_usd_per_hour: float
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What the catalog knows, for a scenario to be resolved against."""
-
-    models: Mapping[str, ModelSpec]
-    instance_types: Sequence[InstanceType]
-    gpus: Sequence[str]
-    lengths: Mapping[str, Lengths]
-    trace_rps: Mapping[str, Sequence[float]]  # requests/s of every minute
-    histories: Mapping[str, tuple[float, Sequence[float], float]]  # as DemandHistory.of takes them
-    prices: Sequence[MarketRow]
-    stock: Mapping[tuple[str, str, str], int]  # (level, domain, instance type) -> nodes
 
 
 @dataclass(frozen=True)
@@ -79,6 +53,8 @@ def resolve_scenario(spec: ScenarioSpec, known: Known) -> Scenario:
     Raises UnknownNameError, ScenarioError or MarketError with the name and the way out.
     """
     where = f"scenario {spec.name!r}"
+    if spec.fleet.is_local:
+        known = with_site(known, spec.fleet, [spec.stock.level], where)
     _refuse_repeats("node class", spec.node_classes, where)
     _refuse_repeats("domain", spec.domains, where)
     known_domains = {row.domain for row in known.prices}
@@ -89,6 +65,8 @@ def resolve_scenario(spec: ScenarioSpec, known: Known) -> Scenario:
     resolved = [_workload(item, spec, known, where) for item in spec.workloads]
     workloads = tuple(workload for workload, _ in resolved)
     _refuse_repeats("workload name", [w.name for w in workloads], where)
+    if spec.fleet.is_local:
+        check_engines(spec.fleet, workloads, where)
     offers = (*_offers(spec, known), *_owned(spec, known, where))
     if not offers:
         raise MarketError(
@@ -113,7 +91,7 @@ def resolve_scenario(spec: ScenarioSpec, known: Known) -> Scenario:
             workload.name: _rules(item, workload.name, spec, where)
             for item, workload in zip(spec.workloads, workloads, strict=True)
         },
-        stock_note=spec.stock.note,
+        stock_note=spec.stock_note,
         unpriced=_unpriced(spec, known),
         forecasts={workload.name: found for workload, found in resolved if found is not None},
         engine=spec.engine,
@@ -278,7 +256,7 @@ def _offers(spec: ScenarioSpec, known: Known) -> tuple[Offer, ...]:
         kind = kinds[domain.split(":")[0], instance_type]
         if (domain, instance_type) in assumed or not spec.stock.unknown_gpus:
             nodes = known.stock.get((spec.stock.level, domain, instance_type), 0)
-            stock, source = math.floor(nodes * spec.stock.factor), spec.stock.note
+            stock, source = math.floor(nodes * spec.stock.factor), spec.stock_note
         else:
             nodes = max(1, spec.stock.unknown_gpus // kind.node.gpu_count)
             stock = math.floor(nodes * spec.stock.factor)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from planner.allocation.options import AllocationOptions, Quota
 from planner.allocation.problem import AllocationSettings
 from planner.engine import Engine
 from planner.placement.settings import PlacementSettings
+from planner.site import STOCK_NOTE, LocalSite
+from planner.strict import Strict
 from planner.types import (
     Market,
     Phase,
@@ -21,20 +23,14 @@ LARGEST_BATCH = 4096  # requests of a micro-batch
 Sizes = Annotated[tuple[Annotated[int, Field(ge=1, le=LARGEST_BATCH)], ...], Field(min_length=1)]
 
 
-class _Strict(BaseModel):
-    """Unknown keys are refused: a misspelt option must never be silently ignored."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class SloSpec(_Strict):
+class SloSpec(Strict):
     """Latency objectives, in milliseconds."""
 
     ttft_ms: PositiveFloat
     tpot_ms: PositiveFloat
 
 
-class LengthsSpec(_Strict):
+class LengthsSpec(Strict):
     """Prompt and output lengths, in tokens."""
 
     mean_input: PositiveFloat
@@ -43,7 +39,7 @@ class LengthsSpec(_Strict):
     p95_output: PositiveFloat
 
 
-class DemandSpec(_Strict):
+class DemandSpec(Strict):
     """A fixed rate, a quantile of a trace's rate by minute, or a forecast from a history."""
 
     requests_per_s: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
@@ -63,7 +59,7 @@ class DemandSpec(_Strict):
         return self
 
 
-class WorkloadSpec(_Strict):
+class WorkloadSpec(Strict):
     """One stream of requests to one model."""
 
     model: str
@@ -79,7 +75,7 @@ class WorkloadSpec(_Strict):
     origin: str | None = None
 
 
-class StockSpec(_Strict):
+class StockSpec(Strict):
     """Which assumed stock level to plan with, and a factor on it.
 
     `unknown_gpus` stands in for instance types of which no level assumes anything in a domain: as
@@ -100,7 +96,7 @@ class StockSpec(_Strict):
         return note
 
 
-class OwnedSpec(_Strict):
+class OwnedSpec(Strict):
     """Nodes that are paid for anyway."""
 
     domain: str
@@ -108,7 +104,7 @@ class OwnedSpec(_Strict):
     nodes: PositiveInt
 
 
-class PlacementSpec(_Strict):
+class PlacementSpec(Strict):
     """Caps and assumptions of the template library; defaults are PlacementSettings'."""
 
     max_nodes: Annotated[int, Field(ge=1, le=8)] = 3
@@ -142,7 +138,7 @@ class PlacementSpec(_Strict):
         return PlacementSettings(**values, utilization=utilization)
 
 
-class QuotaSpec(_Strict):
+class QuotaSpec(Strict):
     """Most vCPUs of instance types and domains that match shell patterns."""
 
     vcpus: Annotated[int, Field(ge=0)]
@@ -151,14 +147,14 @@ class QuotaSpec(_Strict):
     market: Market | None = None
 
 
-class EgressSpec(_Strict):
+class EgressSpec(Strict):
     """Price of traffic that leaves a domain for a workload's origin elsewhere."""
 
     usd_per_gib: dict[str, Annotated[float, Field(ge=0.0)]]
     bytes_per_token: PositiveFloat = 4.0
 
 
-class AllocationSpec(_Strict):
+class AllocationSpec(Strict):
     """Horizon, costs of change, limits and solver limits of the allocation."""
 
     horizon_hours: PositiveFloat = 1.0
@@ -193,22 +189,35 @@ class AllocationSpec(_Strict):
         )
 
 
-class FleetSpec(_Strict):
-    """The simulated fleet that a plan is applied to."""
+class FleetSpec(LocalSite):
+    """The fleet that a plan is applied to: a simulated one, or processes on this machine."""
 
-    startup_minutes: PositiveFloat = 10.0
+    kind: Literal["simulated", "local"] = "simulated"
+    startup_minutes: PositiveFloat = 10.0  # simulated, as the next two
     failure_rate: float = Field(default=0.0, ge=0.0, le=1.0)
     seed: int = 0
 
+    @property
+    def is_local(self) -> bool:
+        return self.kind == "local"
 
-class OperateSpec(_Strict):
+    @model_validator(mode="after")
+    def _nodes_of_a_local_one(self) -> FleetSpec:
+        if self.is_local and not (self.nodes and self.engines):
+            raise ValueError("a local fleet says its nodes and engines")
+        if not self.is_local and (self.nodes or self.engines):
+            raise ValueError("nodes and engines go with kind: local")
+        return self
+
+
+class OperateSpec(Strict):
     """When a running plan gives way to a better one."""
 
     interval_minutes: PositiveFloat = 10.0  # between rounds; forecasts reach over it and a start-up
     least_saving_share: float = Field(default=0.01, ge=0.0, lt=1.0)  # of the running plan's cost
 
 
-class ScenarioSpec(_Strict):
+class ScenarioSpec(Strict):
     """One scenario file."""
 
     name: str
@@ -225,6 +234,19 @@ class ScenarioSpec(_Strict):
     allocation: AllocationSpec = AllocationSpec()
     fleet: FleetSpec = FleetSpec()
     operate: OperateSpec = OperateSpec()
+
+    @model_validator(mode="after")
+    def _what_a_local_fleet_can_run(self) -> ScenarioSpec:
+        if self.fleet.is_local and self.domains != (self.fleet.domain,):
+            raise ValueError(f"a local fleet has one domain: domains: [{self.fleet.domain!r}]")
+        if self.fleet.is_local and self.engine is not Engine.VLLM:
+            raise ValueError("a local fleet runs stock vLLM; plan with engine: vllm")
+        return self
+
+    @property
+    def stock_note(self) -> str:
+        """What is said of the stock wherever it is used."""
+        return STOCK_NOTE if self.fleet.is_local else self.stock.note
 
 
 def with_caps(spec: ScenarioSpec, max_nodes: int, memory_ratio: float) -> ScenarioSpec:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from executor.apply import end_all, settle
-from executor.simulated import SimulatedFleet
-from planner.leases import LeaseState
+from executor.fleet import NoCapacityError
+from executor.local import LOCAL_PREFIX, LocalFleet
+from planner.leases import Lease, LeaseState
 from tasks.home import open_catalog
 from tasks.operating import fleet_lock, lease_store
 
@@ -44,10 +45,32 @@ def count_running(home: str | None) -> int:
     return sum(not lease.state.is_over for lease in leases)
 
 
-def end_fleet(home: str | None) -> int:
-    """Terminate every node; how many there were."""
-    catalog, fleet, now = open_catalog(home), SimulatedFleet(), datetime.now(UTC)
+def end_fleet(home: str | None, scenario: str | None = None) -> int:
+    """Terminate every node (of a scenario), simulated or of this machine; how many there were."""
+    catalog, now = open_catalog(home), datetime.now(UTC)
+    fleet = AnyFleet(LocalFleet(catalog.home))
     with fleet_lock(catalog):
         store = lease_store(catalog)
-        store.save_replicas([replace(replica, ended_at=now) for replica in store.replicas()])
-        return end_all(store, fleet, settle(store, fleet, now), now)
+        store.save_replicas(
+            [replace(replica, ended_at=now) for replica in store.replicas(scenario)]
+        )
+        fleet.local.clear()
+        return end_all(store, fleet, settle(store, fleet, now, scenario), now)
+
+
+@dataclass(frozen=True)
+class AnyFleet:
+    """Ends nodes of whichever fleet launched them; launches none."""
+
+    local: LocalFleet
+
+    def launch(self, lease: Lease, now: datetime) -> tuple[str, datetime]:
+        """Raises NoCapacityError: what an interrupted round planned is not begun any more."""
+        raise NoCapacityError("coral down")
+
+    def terminate(self, instance_id: str) -> None:
+        if instance_id.startswith(LOCAL_PREFIX):
+            self.local.terminate(instance_id)
+
+    def is_gone(self, instance_id: str) -> bool:
+        return instance_id.startswith(LOCAL_PREFIX) and self.local.is_gone(instance_id)

@@ -12,6 +12,7 @@ import duckdb
 from catalog import reads
 from catalog.seed import import_seed
 from catalog.store import Catalog
+from planner.known import Known, MarketRow
 from planner.perf.allreduce import AllReduce, LinkFit
 from planner.perf.grids import Line
 from planner.perf.model import PerformanceModel
@@ -20,7 +21,7 @@ from planner.perf.roofline import Calibration
 from planner.perf.tables import LayerRow, group_rows
 from planner.placement.combinations import CombinationSet, enumerate_combinations
 from planner.placement.profile import PhaseProblem, build_phase_problem
-from planner.resolve import Known, MarketRow, Scenario, resolve_scenario
+from planner.resolve import Scenario, resolve_scenario
 from planner.scenario import ScenarioSpec
 from planner.types import Market, Phase, Provenance, Workload
 
@@ -84,7 +85,7 @@ def read_known(connection: duckdb.DuckDBPyConnection) -> Known:
     return Known(
         models=reads.read_models(connection),
         instance_types=reads.read_instance_types(connection),
-        gpus=sorted(reads.read_gpus(connection)),
+        gpus=reads.read_gpus(connection),
         lengths=reads.read_lengths(connection),
         trace_rps=reads.read_trace_rps(connection),
         histories={

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 
 from filelock import FileLock, Timeout
 from prefect import task
@@ -16,16 +17,19 @@ from catalog import reads
 from catalog.store import Catalog
 from executor.apply import Applied, apply_actions, settle
 from executor.lease_store import SqliteLeaseStore
+from executor.local import LocalFleet
 from executor.simulated import SimulatedFleet
 from planner.allocation.problem import AllocationInput, NodeKey, node_key
 from planner.errors import InputError, SolverStoppedError
 from planner.leases import Lease, held_nodes, reconcile
 from planner.replan import from_fleet, replan
-from planner.replicas import ReplicaChanges, assign, follow, standing
+from planner.replicas import Replica, ReplicaChanges, ReplicaKey, assign, follow, standing
 from planner.scenario import ScenarioSpec
-from planner.types import Market
+from planner.types import Market, Template
 from tasks.allocation import allocation_input, conclude, fingerprint, read_library
+from tasks.deploying import Wanted, deploy
 from tasks.inputs import Inputs
+from tasks.local_site import check_site, local_fleet
 from tasks.report import Decision
 
 LOCK_PATIENCE_S = 5.0
@@ -53,9 +57,16 @@ def lease_store(catalog: Catalog) -> SqliteLeaseStore:
     return SqliteLeaseStore(catalog.home / "leases.sqlite")
 
 
-def simulated_fleet(spec: ScenarioSpec) -> SimulatedFleet:
-    """The fleet that the scenario describes."""
-    return SimulatedFleet(**spec.fleet.model_dump())
+def fleet_of(home: Path, spec: ScenarioSpec) -> SimulatedFleet | LocalFleet:
+    """The fleet that the scenario describes.
+
+    Raises InputError: a local one can't run now (no controller, no vLLM, no model, no such cores).
+    """
+    fleet = spec.fleet
+    if fleet.is_local:
+        check_site(home, spec)
+        return local_fleet(home, fleet)
+    return SimulatedFleet(fleet.startup_minutes, fleet.failure_rate, fleet.seed)
 
 
 def operate_once(catalog: Catalog, spec: ScenarioSpec, inputs: Inputs, now: datetime) -> Round:
@@ -69,54 +80,84 @@ def operate_once(catalog: Catalog, spec: ScenarioSpec, inputs: Inputs, now: date
     SolverStoppedError: no plan before the deadline, and none from before.
     """
     with fleet_lock(catalog):
-        store, fleet, name = lease_store(catalog), simulated_fleet(spec), inputs.scenario.name
+        store, fleet = lease_store(catalog), fleet_of(catalog.home, spec)
+        name = inputs.scenario.name
         leases = settle(store, fleet, now, name)
-        with catalog.read() as connection:
-            last = reads.read_latest_plan(connection, name)
         market = allocation_input(inputs, read_library(catalog, inputs))
         allowed = [lease for lease in leases if _is_allowed(lease, spec)]
         combinations = {template.id: template.combination for template in market.templates}
         running = store.replicas(name)
         data = from_fleet(market, allowed, standing(running, combinations, allowed))
-        mark = fingerprint(market)
-        held = dict(held_nodes(leases))
-        decision, wanted, replicas, why, stopped = None, held, {}, "nothing changed", False
-        if last is not None:
-            wanted, replicas = dict(last.nodes), dict(last.replicas)
-        if last is not None and last.fingerprint == mark:
-            if wanted != held:
-                why = "nothing changed but the fleet, which goes back to its plan"
-        else:
-            try:
-                found = replan(data, replicas, wanted, spec.operate.least_saving_share)
-            except SolverStoppedError as error:
-                if last is None:
-                    raise
-                why, stopped = f"{error}; the last plan stays", True
-            else:
-                why = found.why
-                decision = conclude(
-                    catalog, inputs, data, found.plan, found.homo_joint,
-                    mark=mark, applied=True,
-                )  # fmt: skip
-                wanted, replicas = found.plan.node_counts, found.plan.replica_counts
-        changes = follow(running, replicas, name, now, lambda: uuid.uuid4().hex)
+        choice = _choose(catalog, spec, inputs, market, data, dict(held_nodes(leases)))
+        changes = follow(running, choice.replicas, name, now, lambda: uuid.uuid4().hex)
         gone = {replica.id for replica in changes.ended}
         freed = [
             replace(lease, replica=None) if lease.replica in gone else lease for lease in leases
         ]
         offers = {node_key(offer): offer for offer in data.offers}
-        wanted = {key: count for key, count in wanted.items() if key in offers}
-        applied = apply_actions(store, fleet, reconcile(wanted, offers, freed), now, name)
-        if applied.failed:  # nothing was terminated, so nothing ends: it may be all that serves
-            stay = [replace(replica, ended_at=None) for replica in changes.ended]
-            changes = ReplicaChanges((*changes.kept, *stay), changes.started, ())
-        store.save_replicas((*changes.started, *changes.ended))
-        present = [r for r in (*changes.kept, *changes.started) if r.template_id in combinations]
-        for lease in assign(present, combinations, _leases_of(store.all(), name)):
-            store.save(lease, now)
-        running_now = held_nodes(_leases_of(store.all(), name))
-        return Round(decision, applied, why, stopped, changes, *_cost(data, running_now))
+        wanted = {key: count for key, count in choice.nodes.items() if key in offers}
+        made = changes
+
+        def move(failed: int) -> None:
+            """Replicas get their nodes; those of a local fleet are deployed."""
+            nonlocal made
+            made = _nothing_ends(changes) if failed else changes
+            store.save_replicas((*made.started, *made.ended))
+            present = [r for r in (*made.kept, *made.started) if r.template_id in combinations]
+            for lease in assign(present, combinations, _leases_of(store.all(), name)):
+                store.save(lease, now)
+            if isinstance(fleet, LocalFleet):
+                _deploy(catalog, fleet, spec, inputs, market.templates, present)
+
+        actions = reconcile(wanted, offers, freed)
+        applied = apply_actions(store, fleet, actions, now, name, move)
+        cost = _cost(data, held_nodes(_leases_of(store.all(), name)))
+        return Round(choice.decision, applied, choice.why, choice.stopped, made, *cost)
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """The plan that a round follows."""
+
+    decision: Decision | None
+    nodes: Mapping[NodeKey, int]
+    replicas: Mapping[ReplicaKey, int]
+    why: str
+    stopped: bool = False
+
+
+def _choose(
+    catalog: Catalog,
+    spec: ScenarioSpec,
+    inputs: Inputs,
+    market: AllocationInput,
+    data: AllocationInput,
+    held: Mapping[NodeKey, int],
+) -> _Choice:
+    """The last plan where nothing changed or none is found in time; a new one otherwise."""
+    with catalog.read() as connection:
+        last = reads.read_latest_plan(connection, inputs.scenario.name)
+    nodes, replicas = (last.nodes, last.replicas) if last is not None else (held, {})
+    mark = fingerprint(market)
+    if last is not None and last.fingerprint == mark:
+        back = "nothing changed but the fleet, which goes back to its plan"
+        return _Choice(None, nodes, replicas, "nothing changed" if nodes == held else back)
+    try:
+        found = replan(data, replicas, nodes, spec.operate.least_saving_share)
+    except SolverStoppedError as error:
+        if last is None:
+            raise
+        return _Choice(None, nodes, replicas, f"{error}; the last plan stays", stopped=True)
+    decision = conclude(
+        catalog, inputs, data, found.plan, found.homo_joint, mark=mark, applied=True
+    )
+    return _Choice(decision, found.plan.node_counts, found.plan.replica_counts, found.why)
+
+
+def _nothing_ends(changes: ReplicaChanges) -> ReplicaChanges:
+    """A launch failed, so nothing is terminated: it may be all that serves."""
+    stay = [replace(replica, ended_at=None) for replica in changes.ended]
+    return ReplicaChanges((*changes.kept, *stay), changes.started, ())
 
 
 @contextmanager
@@ -146,6 +187,29 @@ def _is_allowed(lease: Lease, spec: ScenarioSpec) -> bool:
         and lease.node_class in spec.node_classes
         and (lease.market in spec.markets or lease.market is Market.OWNED)
     )
+
+
+def _deploy(
+    catalog: Catalog,
+    fleet: LocalFleet,
+    spec: ScenarioSpec,
+    inputs: Inputs,
+    templates: Sequence[Template],
+    replicas: Sequence[Replica],
+) -> None:
+    """Tell the controller of a local fleet what is to run, with the loads of the plan followed."""
+    name = inputs.scenario.name
+    with catalog.read() as connection:
+        plan = reads.read_latest_plan(connection, name)
+    held = [lease for lease in lease_store(catalog).all() if lease.state.is_held]
+    wanted = Wanted(
+        inputs=inputs,
+        templates={template.id: template for template in templates},
+        replicas=replicas,
+        leases=_leases_of(held, name),
+        load_rps=plan.load_rps if plan is not None else {},
+    )
+    deploy(fleet, spec, wanted, [lease for lease in held if lease.scenario != name])
 
 
 def _leases_of(leases: Sequence[Lease], scenario: str) -> list[Lease]:

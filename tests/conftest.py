@@ -14,8 +14,8 @@ os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
 from catalog import reads
 from catalog.seed import import_seed
 from catalog.store import Catalog
+from planner.known import Known
 from planner.perf.model import PerformanceModel
-from planner.resolve import Known
 from tasks.inputs import Inputs, load_inputs, performance_model, read_known
 from tasks.library import build_phase, share_templates
 from tasks.scenario_file import read_scenario

@@ -8,21 +8,22 @@ asked: vLLM answers them while a remote stage is dead.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from executor.control import guard
 from executor.control.messages import ProcessReport, ProcessState
+from executor.processes import die_with_parent
 from executor.stage_plan import ProcessPlan
 
 KILL_AFTER_S = 5.0  # of processes whose replica has failed already
-PR_SET_PDEATHSIG = 1
 
 
 @dataclass
@@ -45,11 +46,47 @@ class _Running:
         )
 
 
+class _Guard:
+    """The process that ends what a killed agent leaves; started with the first thing to guard."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._named: set[int] = set()
+        self._lock = threading.Lock()
+
+    def name(self, session: int) -> None:
+        """One more."""
+        with self._lock:
+            self._named.add(session)
+            if self._process is None or self._process.poll() is not None:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", guard.MODULE],
+                    stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )  # fmt: skip
+                self._write("".join(f"+{one}\n" for one in sorted(self._named)))
+            else:
+                self._write(f"+{session}\n")
+
+    def forget(self, session: int) -> None:
+        """Nothing of it is left; its number may be another's by now."""
+        with self._lock:
+            self._named.discard(session)
+            self._write(f"-{session}\n")
+
+    def _write(self, text: str) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.write(text.encode())
+                self._process.stdin.flush()
+
+
 class Supervisor:
     """Processes by replica; logs go to a folder, one file per process. Nothing here waits."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._guard = _Guard()
         self._replicas: dict[str, list[_Running]] = {}
         self._ending: dict[str, threading.Thread] = {}
 
@@ -64,12 +101,14 @@ class Supervisor:
         known = self._replicas.get(replica_id, [])
         if known and known[0].generation >= generation:
             return
-        _end(known, 0.0)
+        self._end(known, 0.0)
         self.folder.mkdir(parents=True, exist_ok=True)
         started = self._replicas[replica_id] = []
         for plan in processes:
             log = self.folder / f"{replica_id}-{plan.name}.log"
-            started.append(_Running(plan, digest, generation, _spawn(plan, log), log))
+            process = _spawn(plan, log)
+            self._guard.name(process.pid)
+            started.append(_Running(plan, digest, generation, process, log))
 
     def stop(self, replica_id: str, grace_s: float) -> None:
         """End a replica's processes: asked first, killed after the grace."""
@@ -94,7 +133,7 @@ class Supervisor:
             busy is not None and busy.is_alive() and grace_s > 0
         ):
             return
-        ending = threading.Thread(target=_end, args=(list(running), grace_s), daemon=True)
+        ending = threading.Thread(target=self._end, args=(list(running), grace_s), daemon=True)
         self._ending[replica_id] = ending
         ending.start()
 
@@ -111,7 +150,24 @@ class Supervisor:
         every = [one for running in self._replicas.values() for one in running]
         for one in every:
             one.stopped = True
-        _end(every, grace_s)
+        self._end(every, grace_s)
+
+    def _end(self, running: Sequence[_Running], grace_s: float) -> None:
+        """SIGTERM to each, then SIGKILL to its whole session: workers outlive a main process."""
+        left = [one for one in running if not one.cleared]
+        for one in left:
+            if one.process.poll() is None:
+                one.process.terminate()
+        ends = time.monotonic() + grace_s
+        for one in left:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                one.process.wait(max(0.0, ends - time.monotonic()))
+        for one in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(one.process.pid, signal.SIGKILL)
+            one.process.wait()
+            one.cleared = True
+            self._guard.forget(one.process.pid)
 
 
 def _spawn(plan: ProcessPlan, log: Path) -> subprocess.Popen[bytes]:
@@ -120,31 +176,8 @@ def _spawn(plan: ProcessPlan, log: Path) -> subprocess.Popen[bytes]:
         try:
             return subprocess.Popen(
                 plan.argv, env=environment, stdin=subprocess.DEVNULL, stdout=output,
-                stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_die_with_the_agent,
+                stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=die_with_parent,
             )  # fmt: skip
         except OSError as error:
             output.write(f"cannot start {plan.argv[0]}: {error}\n".encode())
             return subprocess.Popen(["false"], start_new_session=True)
-
-
-def _die_with_the_agent() -> None:
-    """The kernel kills this process when the agent dies, however it does (Linux)."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _end(running: Sequence[_Running], grace_s: float) -> None:
-    """SIGTERM to each, then SIGKILL to its whole session: workers outlive a main process."""
-    left = [one for one in running if not one.cleared]
-    for one in left:
-        if one.process.poll() is None:
-            one.process.terminate()
-    ends = time.monotonic() + grace_s
-    for one in left:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            one.process.wait(max(0.0, ends - time.monotonic()))
-    for one in left:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(one.process.pid, signal.SIGKILL)
-        one.process.wait()
-        one.cleared = True

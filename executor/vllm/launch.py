@@ -22,9 +22,14 @@ def _version_of(name: str) -> str:
     return _version(name)
 
 
+def answer_for_vllm() -> None:
+    """Let the CPU build's version stand for vLLM's."""
+    importlib.metadata.version = _version_of  # type: ignore[assignment]
+
+
 def main() -> None:
     """The `vllm` command."""
-    importlib.metadata.version = _version_of  # type: ignore[assignment]
+    answer_for_vllm()
     try:
         from vllm.entrypoints.cli.main import main as command
     except ImportError as error:

@@ -1,6 +1,6 @@
 """Makes a tiny random Llama with a tokenizer of its own: something real for vLLM to serve.
 
-    python tiny_model.py FOLDER [--layers 4]
+    python tiny_model.py FOLDER [--layers 4] [--hidden 256]
 
 Runs in the environment of vLLM (it needs torch, transformers and tokenizers). The weights are drawn
 from a fixed seed, so that two machines make the same model.
@@ -13,7 +13,7 @@ SENTENCE = "the reef is full of small fish that swim in shoals over the white sa
 END = "<|end|>"
 
 
-def make(folder: Path, layers: int) -> None:
+def make(folder: Path, layers: int, hidden: int) -> None:
     """Write config, weights and tokenizer."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -34,8 +34,8 @@ def make(folder: Path, layers: int) -> None:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=512,
-        hidden_size=256,
-        intermediate_size=512,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
         num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -53,8 +53,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A tiny random Llama.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--hidden", type=int, default=256)
     options = parser.parse_args()
-    make(options.folder, options.layers)
+    make(options.folder, options.layers, options.hidden)
 
 
 if __name__ == "__main__":

@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from planner.perf.grids import Floats
 from planner.perf.model import PerformanceModel
 from planner.placement.settings import RELATIVE_TOLERANCE, PlacementSettings
-from planner.types import Combination, NodeClass, Phase, Provenance, Workload
+from planner.types import Combination, Link, NodeClass, Phase, Provenance, Workload
 
 GIB = 2.0**30
 FORMULATION_VERSION = 2  # raise it whenever the same numbers would give another placement
@@ -49,10 +49,15 @@ class NodeOption:
 
         None without layers, which is a node that is not used (P1).
         """
-        weights = layers * self.layer_bytes + (self.embed_bytes * first + self.lm_head_bytes * last)
-        tokens = (self.free_bytes - weights) / (np.maximum(layers, 1) * self.kv_bytes)
+        room = self.kv_room_bytes(layers, first=first, last=last)
+        tokens = room / (np.maximum(layers, 1) * self.kv_bytes)
         held = (tokens - terms.kv_tokens_extra) // terms.kv_tokens
         return np.where((layers > 0) & (tokens > 0), held, 0).astype(np.int64)
+
+    def kv_room_bytes(self, layers: ArrayLike, *, first: bool, last: bool) -> Floats:
+        """What the weights of `layers` layers leave of one GPU for KV."""
+        ends = self.embed_bytes * first + self.lm_head_bytes * last
+        return self.free_bytes - (np.asarray(layers, dtype=float) * self.layer_bytes + ends)
 
 
 @dataclass(frozen=True)
@@ -229,12 +234,13 @@ def _request_terms(workload: Workload, phase: Phase, settings: PlacementSettings
 def _tensor_parallel_sizes(
     node: NodeClass, workload: Workload, settings: PlacementSettings
 ) -> list[int]:
-    """Powers of two that divide the node's GPUs and the model's attention heads.
+    """Powers of two that divide the node's GPUs and the model's attention heads; 1 without a link.
 
     With `node_options: whole` the largest alone. A key covers a node's options, so libraries of
     both kinds share what no node of several GPUs is in.
     """
-    sizes = [2**k for k in range(node.gpu_count.bit_length())]
+    linked = node.gpu_count if node.link is not Link.NONE else 1
+    sizes = [2**k for k in range(linked.bit_length())]
     found = [t for t in sizes if node.gpu_count % t == 0 and workload.model.heads % t == 0]
     return found if settings.node_options == "all" else found[-1:]
 

@@ -392,7 +392,8 @@ def stored(home: Path) -> int:
 
 def test_help_explains_every_command() -> None:
     commands = (
-        "quickstart,library,library build,library show,allocate,compare,explain,operate,fleet list"
+        "quickstart,library,library build,library show,allocate,compare,explain,operate,fleet list,"
+        "serve-local,agent,controller,gateway"
     )
     for name in ["", *commands.split(","), "down", "sql"]:
         arguments = name.split()
@@ -407,7 +408,8 @@ def test_every_command_is_documented(repository: Path) -> None:
         repository / "docs" / "operations.md"
     ).read_text()
     commands = (
-        "quickstart,library build,library show,allocate,compare,explain,operate,fleet list,down,sql"
+        "quickstart,library build,library show,allocate,compare,explain,operate,fleet list,down,"
+        "sql,serve-local,controller,gateway,agent"
     )
     for command in commands.split(","):
         assert f"coral {command}" in readme, command

@@ -9,7 +9,8 @@ import pytest
 from catalog.store import Catalog
 from examples.internet import MODELS, internet_yaml
 from planner.allocation.solve import plan_allocation
-from planner.resolve import Known, resolve_scenario
+from planner.known import Known
+from planner.resolve import resolve_scenario
 from planner.types import Market
 from tasks.allocation import allocation_input, read_library
 from tasks.inputs import load_inputs

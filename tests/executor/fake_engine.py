@@ -2,11 +2,13 @@
 
     python fake_engine.py serve MODEL ... --port P [--headless]
 
-Answers /health at once, or after --slow seconds; a headless one only lives.
+Answers /health at once, or after --slow seconds, and completions with as many tokens as asked for;
+a headless one only lives.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +18,21 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200)
         self.end_headers()
+
+    def do_POST(self) -> None:
+        """A stream of tokens, and how many they were."""
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        for _ in range(asked["max_tokens"]):
+            self.event({"choices": [{"text": "x", "finish_reason": None}]})
+            time.sleep(0.001)
+        self.event({"choices": [], "usage": {"completion_tokens": asked["max_tokens"]}})
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def event(self, content: object) -> None:
+        self.wfile.write(f"data: {json.dumps(content)}\n\n".encode())
 
     def log_message(self, *_: object) -> None:
         pass

@@ -285,21 +285,22 @@ def test_keys_are_private_files_and_a_damaged_one_is_named(tmp_path: Path) -> No
 
 
 def test_processes_die_with_a_killed_agent(tmp_path: Path) -> None:
+    """Also those that they started themselves."""
     code = (
-        "import sys, time; from pathlib import Path\n"
+        "import time; from pathlib import Path\n"
         "from executor.control.supervisor import Supervisor\n"
         "from executor.stage_plan import ProcessPlan\n"
-        "argv = (sys.executable, '-c', 'import time; time.sleep(600)')\n"
-        "plan = ProcessPlan('p', 'a', argv, {}, None)\n"
+        "plan = ProcessPlan('p', 'a', ('sh', '-c', 'sleep 600 & wait'), {}, None)\n"
         f"s = Supervisor(Path({str(tmp_path)!r})); s.start('r', 'd', 1, [plan])\n"
-        "print(s.watch()[0].pid, flush=True); time.sleep(600)\n"
+        "print('up', flush=True); time.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as agent:
         assert agent.stdout is not None
-        pid = int(agent.stdout.readline())
-        assert psutil.pid_exists(pid)
+        assert agent.stdout.readline() == "up\n"
+        started: list[psutil.Process] = []
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline and "sleep" not in [p.name() for p in started]:
+            started = psutil.Process(agent.pid).children(recursive=True)
+        assert {"sh", "sleep"} <= {process.name() for process in started}
         agent.kill()
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline and psutil.pid_exists(pid):
-        time.sleep(0.1)
-    assert not psutil.pid_exists(pid)
+    assert not psutil.wait_procs(started, 10)[1]  # the guard ends last

@@ -217,6 +217,21 @@ def test_one_controller_per_home(daemon: Daemon, tmp_path: Path) -> None:
         Daemon(tmp_path)
 
 
+def test_a_replica_that_never_answers_is_said(
+    daemon: Daemon, agents: list[Here], monkeypatch: pytest.MonkeyPatch, caplog
+) -> None:
+    monkeypatch.setattr("executor.daemon.SLOW_S", 1.0)
+    slow = ENGINE.model_copy(update={"arguments": ("--slow", "600")})
+    keys = {name: daemon.files.lease_keys(name).public for name in "ab"}
+    replicas = (replica("r", "a"),)
+    content = Deployment(engines={"org/m": slow}, lease_keys=keys, replicas=replicas)
+    write_deployment(daemon.files.deployment, content)
+    said = "replica r runs since"
+    assert until(daemon, lambda: said in caplog.text)
+    assert not until(daemon, lambda: caplog.text.count(said) > 1, 2.0)  # once
+    assert routed(daemon) == set()
+
+
 def test_a_broken_deployment_changes_nothing(daemon: Daemon, agents: list[Here]) -> None:
     deploy(daemon, replica("r1", "a"))
     assert until(daemon, lambda: routed(daemon) == {"r1"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -103,6 +104,18 @@ def test_cpu_hosts_bind_cores_and_name_no_gpu() -> None:
     cores = [process.environment["VLLM_CPU_OMP_THREADS_BIND"] for process in plan.processes]
     assert cores == ["0", "1"]
     assert all("CUDA_VISIBLE_DEVICES" not in process.environment for process in plan.processes)
+
+
+def test_engine_limits_are_the_replicas_and_kv_memory_is_the_nodes() -> None:
+    settings = replace(SETTINGS, kv_cache_bytes=7, max_num_seqs=16, max_num_batched_tokens=48)
+    hosts = [host("h1", kv_cache_bytes=1000), host("h2", 9500)]
+    plan = plan_stages("r", Phase.AGGREGATED, placement((3, 1, 1), (1, 1, 1)), hosts, settings)
+    head, tail = map(options, plan.processes)
+    assert (head["--kv-cache-memory-bytes"], tail["--kv-cache-memory-bytes"]) == ("1000", "7")
+    for found in (head, tail):
+        assert (found["--max-num-seqs"], found["--max-num-batched-tokens"]) == ("16", "48")
+    bare = plan_stages("r", Phase.AGGREGATED, placement((4, 1, 1)), [host("h1")], SETTINGS)
+    assert not {"--max-num-seqs", "--kv-cache-memory-bytes"} & set(bare.processes[0].argv)
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from catalog.seed import seed_folder
 from planner.errors import MissingProfileError
+from planner.known import Known
 from planner.perf.grids import REACH, Line, Surface
 from planner.perf.model import PerformanceModel
 from planner.perf.overhead import EnginePoint, fit_engine_overhead
 from planner.perf.roofline import Roofline, default_calibration
 from planner.perf.tables import LayerRow, LayerTable
-from planner.resolve import Known
 from planner.types import NodeClass, Provenance
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from planner.demand import DemandHistory, forecast_demand
 from planner.errors import InputError, MarketError, ScenarioError, UnknownNameError
-from planner.resolve import Known, resolve_scenario
+from planner.known import Known
+from planner.resolve import resolve_scenario
 from planner.types import Market, Phase
 from tasks.scenario_file import parse_scenario
 

@@ -20,7 +20,8 @@ def test_a_missing_file_suggests_a_shipped_one() -> None:
     with pytest.raises(ScenarioError, match=r"no scenario file 'cor'; did you mean 'core'"):
         read_scenario("cor")
     with pytest.raises(
-        ScenarioError, match=r"shipped examples: core, extended, internet, small-nodes, suite, tiny"
+        ScenarioError,
+        match=r"shipped examples: core, extended, internet, local, small-nodes, suite, tiny",
     ):
         read_scenario("/nowhere/zzz.yaml")
 

@@ -8,8 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -34,11 +36,13 @@ from executor.routes import read_routes
 from executor.stage_plan import Connector
 from planner.leases import Lease, LeaseState
 from planner.types import Market, Phase
+from tasks.local_site import ENVIRONMENT
 
 MODEL = "coral/tiny"
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-PROMPTS = [f"the reef is full of {what} " for what in ("fish", "sand", "white shoals")]
-START_S = 240.0
+LONG = "the reef is full of small fish that swim in shoals over the white sand " * 8
+PROMPTS = [f"the reef is full of {what} " for what in ("fish", "sand", "white shoals")] + [LONG]
+START_S = 300.0
 
 
 def free_port() -> int:
@@ -60,12 +64,14 @@ class Site:
     engine: EngineSpec
     client: httpx.Client
     controller: subprocess.Popen[bytes]
+    replicas: tuple[ReplicaSpec, ...] = ()
 
     @property
     def files(self) -> HomeFiles:
         return HomeFiles(self.home)
 
     def deploy(self, *replicas: ReplicaSpec) -> None:
+        self.replicas = replicas
         leases = sorted({n.lease_id for r in replicas for s in r.stages for n in s.nodes})
         fleet = LocalFleet(self.home)
         for lease in leases:
@@ -101,6 +107,16 @@ class Site:
         assert all(answer.status_code == 200 for answer in answers), [a.text for a in answers]
         return [answer.json()["choices"][0]["text"] for answer in answers]
 
+    def prompt_tokens(self, name: str) -> dict[str, float]:
+        """Prompt tokens of a replica's engine by where they came from."""
+        routes = read_routes(self.files.routes).routes
+        url = next(route.urls[0] for route in routes if route.replica_id == name)
+        found = {}
+        for line in httpx.get(f"{url}/metrics", trust_env=False).text.splitlines():
+            if line.startswith("vllm:prompt_tokens_by_source_total{"):
+                found[line.split('source="')[1].split('"')[0]] = float(line.rsplit(" ", 1)[1])
+        return found
+
     def logs(self) -> str:
         logs = sorted((self.home / "agents").glob("*/*.log"))
         return "\n".join(f"== {log}\n{log.read_text(errors='replace')[-3000:]}" for log in logs)
@@ -113,10 +129,10 @@ def node(lease: str, core: str) -> NodeSpec:
     )  # fmt: skip
 
 
-def replica(name: str, phase: Phase, *stages: tuple[str, int]) -> ReplicaSpec:
-    """Stages as (lease, layers); each on a core of its own."""
+def replica(name: str, phase: Phase, *stages: tuple[str, int], core: int = 0) -> ReplicaSpec:
+    """Stages as (lease, layers); each on a core of its own, from `core` on."""
     made, first = [], 0
-    for number, (lease, layers) in enumerate(stages):
+    for number, (lease, layers) in enumerate(stages, core):
         one = node(lease, str(number % 2))
         made.append(StageSpec(first_layer=first, layers=layers, nodes=(one,)))
         first += layers
@@ -174,10 +190,10 @@ def engine(
         dtype="float32",
         kv_cache_bytes=128 * 2**20,
         block_size=32,
-        connector=Connector.FOLDER,
+        connector=Connector.NIXL,
         kv_folder=str(tmp_path_factory.mktemp("kv")),
         kv_device="cpu",
-        environment={"HF_HUB_OFFLINE": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        environment=ENVIRONMENT,
     )
 
 
@@ -250,16 +266,67 @@ def test_a_killed_stage_fails_fast_and_the_replica_serves_again_by_itself(
     assert site.texts() == alone
 
 
-def test_prefill_and_decode_on_two_nodes(site: Site, alone: list[str]) -> None:
-    site.deploy(
-        replica("prefill", Phase.PREFILL, ("n3", 4)), replica("decode", Phase.DECODE, ("n4", 4))
-    )
-    site.wait("prefill", "decode")
+def test_a_change_to_another_replica_under_load_loses_no_request(
+    site: Site, alone: list[str]
+) -> None:
+    """After the killed stage's test: the pipeline gives way to a replica on one node."""
+    (pipe,) = site.replicas
+    assert site.routed() == {"pipe"}
+    newcomer = replica("next", Phase.AGGREGATED, ("n3", 4))
+    site.deploy(pipe, newcomer)
+    site.wait("pipe", "next")
+    leaving, stop = agents(site.home), threading.Event()
+    with ThreadPoolExecutor(5) as pool:
+        load = [pool.submit(complete_until, site, stop) for _ in range(4)]
+        try:
+            long = pool.submit(site.complete, "fish", max_tokens=480)
+            time.sleep(2.0)
+            site.deploy(newcomer)
+            site.wait("next")
+            answer = long.result(120)
+            assert wait_for(lambda: len(agents(site.home)) == 1, 120), site.logs()
+        finally:
+            stop.set()
+        answers = [one for worker in load for one in worker.result(120)]
+    assert len(leaving) == 3
+    assert len(answers) > 20
+    assert {(one.status_code, tokens(one)) for one in answers} == {(200, 16)}
+    assert (answer.status_code, tokens(answer)) == (200, 480)
     assert site.texts() == alone
-    url = next(r.urls[0] for r in read_routes(site.files.routes).routes if r.replica_id == "decode")
-    metrics = httpx.get(f"{url}/metrics", trust_env=False).text
-    outside = [line for line in metrics.splitlines() if "prompt_tokens_by_source_total{" in line]
-    assert outside, metrics[:2000]
+
+
+def complete_until(site: Site, stop: threading.Event) -> list[httpx.Response]:
+    answers = []
+    while not stop.is_set():
+        answers.append(site.complete(PROMPTS[len(answers) % len(PROMPTS)]))
+    return answers
+
+
+def tokens(answer: httpx.Response) -> int:
+    return int(answer.json()["usage"]["completion_tokens"]) if answer.status_code == 200 else 0
+
+
+@pytest.mark.parametrize("connector", [Connector.NIXL, Connector.FOLDER])
+def test_prefill_and_decode_on_two_nodes(
+    site: Site, alone: list[str], connector: Connector
+) -> None:
+    """What the decode side takes from outside it does not compute."""
+    site.engine = site.engine.model_copy(update={"connector": connector})
+    prefill, decode = f"prefill-{connector}", f"decode-{connector}"
+    site.deploy(
+        replica(prefill, Phase.PREFILL, ("n4", 4)),
+        replica(decode, Phase.DECODE, ("n5", 4), core=1),
+    )
+    site.wait(prefill, decode)
+    assert site.texts() == alone
+    made, taken = site.prompt_tokens(prefill), site.prompt_tokens(decode)
+    assert made["local_compute"] == sum(made.values()) == sum(taken.values())
+    if connector is Connector.NIXL:
+        assert taken["local_compute"] == 0
+        assert taken["external_kv_transfer"] == sum(taken.values())
+    else:  # whole blocks of 32 tokens, and never the last one
+        assert taken["external_kv_transfer"] >= 96
+        assert taken["local_compute"] < made["local_compute"]
 
 
 def test_everything_ends_with_a_killed_controller(engine: EngineSpec, tmp_path: Path) -> None:

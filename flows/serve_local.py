@@ -1,0 +1,53 @@
+"""Serve a scenario with real vLLM on this machine, and measure it beside the plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prefect import flow
+
+from flows.build_library import build_library
+from flows.operate import operate
+from tasks.home import open_catalog
+from tasks.inputs import load_inputs
+from tasks.local_run import Served, measure_service_task, prepare_task
+from tasks.local_site import require_local
+from tasks.opaque import opaque
+from tasks.operating import Round
+from tasks.scenario_file import read_scenario
+from tasks.serving import serving, wait_routed_task
+
+READY_S = 420.0  # a pipeline starts in 75 s when the machine is idle
+
+
+@dataclass(frozen=True)
+class LocalRun:
+    """The round that started the fleet, and what requests saw of it."""
+
+    round: Round
+    replicas: int
+    served: tuple[Served, ...]
+
+
+@flow(name="serve-local", validate_parameters=False)
+def serve_local(
+    scenario: str = "local",
+    home: str | None = None,
+    requests: int = 64,
+    concurrency: int | None = None,
+    port: int | None = None,
+) -> LocalRun:
+    """Models and tables, library, controller and gateway, a round of `operate`, requests, end.
+
+    Everything that was started is ended, also after a failure.
+    """
+    catalog, spec = open_catalog(home), read_scenario(scenario)
+    require_local(spec)
+    prepare_task(catalog, opaque(spec))
+    build_library(scenario, home, None, 0)
+    inputs = load_inputs(catalog, spec)
+    with serving(catalog.home, spec.name, port) as site:
+        moved = operate(scenario, home)
+        replicas = wait_routed_task(site, READY_S)
+        served = measure_service_task(catalog, opaque(inputs), site.url, requests, concurrency)
+    return LocalRun(moved, replicas, tuple(served))

@@ -1,0 +1,164 @@
+"""From a plan and its leases to the deployment that a local fleet's controller brings up."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from executor.deployment import (
+    Deployment,
+    EngineSpec,
+    NodeSpec,
+    ReplicaSpec,
+    StageSpec,
+    read_deployment,
+    write_deployment,
+)
+from executor.local import ADDRESS, LocalFleet, Slot
+from planner.engine import engine_limits
+from planner.leases import Lease
+from planner.placement.profile import PhaseProblem
+from planner.replicas import Replica, ReplicaKey
+from planner.scenario import ScenarioSpec
+from planner.types import Phase, Stage, StageNode, Template, Workload
+from tasks.inputs import Inputs
+from tasks.local_site import engine_specs
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a scenario wants to run: its replicas, their nodes, and the plan's load."""
+
+    inputs: Inputs
+    templates: Mapping[str, Template]
+    replicas: Sequence[Replica]
+    leases: Sequence[Lease]  # held ones
+    load_rps: Mapping[ReplicaKey, float]  # of all replicas of a template in a domain
+
+
+def deploy(fleet: LocalFleet, spec: ScenarioSpec, wanted: Wanted, others: Sequence[Lease]) -> None:
+    """Write the deployment; what runs on other scenarios' leases stays in it."""
+    path = fleet.files.deployment
+    foreign = {lease.id for lease in others}
+    known = read_deployment(path) if foreign else Deployment()
+    slots = {lease.id: slot for lease in wanted.leases if (slot := fleet.slot(lease.id))}
+    made = replica_specs(wanted, slots)
+    keys = {lease.id: fleet.public_key(lease.id) for lease in wanted.leases}
+    kept = [replica for replica in known.replicas if replica.lease_ids <= foreign]
+    engines: dict[str, EngineSpec] = {**known.engines, **engine_specs(fleet.home, spec.fleet)}
+    write_deployment(
+        path,
+        Deployment(
+            engines=engines,
+            lease_keys={
+                **{name: key for name, key in known.lease_keys.items() if name in foreign},
+                **keys,
+            },
+            replicas=(*kept, *made),
+        ),
+    )
+
+
+def replica_specs(wanted: Wanted, slots: Mapping[str, Slot]) -> list[ReplicaSpec]:
+    """Replicas that have all their nodes, each with its stages, limits and share of requests."""
+    workloads = {workload.name: workload for workload in wanted.inputs.scenario.workloads}
+    problems = {(p.workload.name, p.problem.phase): p.problem for p in wanted.inputs.phases}
+    shares = _shares(wanted, workloads)
+    nodes: dict[str, list[Lease]] = defaultdict(list)
+    for lease in sorted(wanted.leases, key=lambda lease: (lease.created_at, lease.id)):
+        if lease.replica is not None and lease.id in slots:
+            nodes[lease.replica].append(lease)
+    found = []
+    for replica in wanted.replicas:
+        template = wanted.templates[replica.template_id]
+        workload = workloads[template.workload]
+        problem = problems[workload.name, template.phase]
+        stages = _stages(template, problem, nodes[replica.id], slots)
+        if stages is None:  # a launch failed: it has not all its nodes
+            continue
+        limits = engine_limits(template.phase, template.placement, workload.lengths)
+        found.append(
+            ReplicaSpec(
+                id=replica.id,
+                model=workload.model.name,
+                phase=template.phase,
+                stages=stages,
+                share=shares[replica.id],
+                max_num_seqs=limits.max_num_seqs,
+                max_num_batched_tokens=limits.max_num_batched_tokens,
+            )
+        )
+    return found
+
+
+def _stages(
+    template: Template,
+    problem: PhaseProblem,
+    leases: Sequence[Lease],
+    slots: Mapping[str, Slot],
+) -> tuple[StageSpec, ...] | None:
+    """Leases by class, the oldest to the first stage of theirs; None where one is missing."""
+    free = {name: [x for x in leases if x.node_class == name] for name, _ in template.combination}
+    made = []
+    last = len(template.placement.stages) - 1
+    for number, stage in enumerate(template.placement.stages):
+        nodes = []
+        for node in stage.nodes:
+            if not free[node.node_class]:
+                return None
+            lease = free[node.node_class].pop(0)
+            room = _kv_bytes(problem, stage, node, first=number == 0, last=number == last)
+            nodes.append(_node(lease.id, node, slots[lease.id], room))
+        made.append(
+            StageSpec(first_layer=stage.first_layer, layers=stage.layers, nodes=tuple(nodes))
+        )
+    return tuple(made)
+
+
+def _kv_bytes(
+    problem: PhaseProblem, stage: Stage, node: StageNode, *, first: bool, last: bool
+) -> int:
+    """Of one GPU: what the plan counted on beside the stage's weights (P4)."""
+    options = problem.nodes[node.node_class].options
+    option = next(option for option in options if option.tp == node.tensor_parallel_size)
+    return int(option.kv_room_bytes(stage.layers, first=first, last=last))
+
+
+def _node(lease_id: str, node: StageNode, slot: Slot, kv_cache_bytes: int) -> NodeSpec:
+    return NodeSpec(
+        lease_id=lease_id,
+        address=ADDRESS,
+        first_port=slot.first_port,
+        node_class=node.node_class,
+        tensor_parallel_size=node.tensor_parallel_size,
+        data_parallel_size=node.data_parallel_size,
+        batch=node.batch,
+        cores=slot.cores,
+        kv_cache_bytes=kv_cache_bytes,
+    )
+
+
+def _shares(wanted: Wanted, workloads: Mapping[str, Workload]) -> Mapping[str, float]:
+    """Of its model's requests that each replica takes, as the plan loads them; else equal ones."""
+
+    def model_of(replica: Replica) -> str:
+        return workloads[wanted.templates[replica.template_id].workload].model.name
+
+    def phase_of(replica: Replica) -> Phase:
+        return wanted.templates[replica.template_id].phase
+
+    counts = Counter(replica.key for replica in wanted.replicas)
+    load = {r.id: wanted.load_rps.get(r.key, 0.0) / counts[r.key] for r in wanted.replicas}
+    total: dict[str, float] = defaultdict(float)
+    answering: Counter[str] = Counter()
+    for replica in wanted.replicas:
+        if phase_of(replica) is not Phase.PREFILL:
+            total[model_of(replica)] += load[replica.id]
+            answering[model_of(replica)] += 1
+    return {
+        r.id: load[r.id] / total[model_of(r)]
+        if total[model_of(r)] > 0
+        else 1.0 / max(1, answering[model_of(r)])
+        for r in wanted.replicas
+    }
