@@ -25,6 +25,8 @@ from executor.stage_plan import (
 from planner.errors import InputError
 from planner.types import Phase, Placement, Stage, StageNode
 
+LARGEST_BLOCK_TOKENS = 128  # of vLLM's own choice
+
 
 class DeploymentError(InputError):
     """A deployment file that can't be read."""
@@ -87,10 +89,21 @@ class ReplicaSpec(_Model):
     share: float = 1.0
     max_num_seqs: int | None = None  # of each engine; None: vLLM's own
     max_num_batched_tokens: int | None = None
+    kv_tokens: int | None = None  # that the stage with the least room holds; None: not known
 
     @property
     def lease_ids(self) -> frozenset[str]:
         return frozenset(node.lease_id for stage in self.stages for node in stage.nodes)
+
+    def _longest(self, engine: EngineSpec) -> int:
+        """Tokens of a request: vLLM does not start where its KV can't hold one of that length.
+
+        One block is vLLM's own.
+        """
+        if self.kv_tokens is None:
+            return engine.max_model_len
+        block = engine.block_size or LARGEST_BLOCK_TOKENS
+        return min(engine.max_model_len, max(1, self.kv_tokens // block - 1) * block)
 
     def plan(self, engine: EngineSpec) -> ReplicaPlan:
         """Its processes.
@@ -116,6 +129,7 @@ class ReplicaSpec(_Model):
         placement = Placement(stages, 1, 1, 0.0, 0.0, 0.0)
         settings = replace(
             engine.settings(self.model),
+            max_model_len=self._longest(engine),
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
         )

@@ -18,7 +18,7 @@ from executor.deployment import (
 from executor.local import ADDRESS, LocalFleet, Slot
 from planner.engine import engine_limits
 from planner.leases import Lease
-from planner.placement.profile import PhaseProblem
+from planner.placement.profile import NodeOption, PhaseProblem
 from planner.replicas import Replica, ReplicaKey
 from planner.scenario import ScenarioSpec
 from planner.types import Phase, Stage, StageNode, Template, Workload
@@ -87,6 +87,7 @@ def replica_specs(wanted: Wanted, slots: Mapping[str, Slot]) -> list[ReplicaSpec
                 share=shares[replica.id],
                 max_num_seqs=limits.max_num_seqs,
                 max_num_batched_tokens=limits.max_num_batched_tokens,
+                kv_tokens=_kv_tokens(template, problem),
             )
         )
     return found
@@ -120,9 +121,24 @@ def _kv_bytes(
     problem: PhaseProblem, stage: Stage, node: StageNode, *, first: bool, last: bool
 ) -> int:
     """Of one GPU: what the plan counted on beside the stage's weights (P4)."""
-    options = problem.nodes[node.node_class].options
-    option = next(option for option in options if option.tp == node.tensor_parallel_size)
+    option = _option(problem, node)
     return int(option.kv_room_bytes(stage.layers, first=first, last=last))
+
+
+def _kv_tokens(template: Template, problem: PhaseProblem) -> int:
+    """That the stage with the least room holds."""
+    stages, tokens = template.placement.stages, []
+    for number, stage in enumerate(stages):
+        for node in stage.nodes:
+            ends = {"first": number == 0, "last": number == len(stages) - 1}
+            room = _kv_bytes(problem, stage, node, **ends)
+            tokens.append(room // (stage.layers * _option(problem, node).kv_bytes))
+    return int(min(tokens))
+
+
+def _option(problem: PhaseProblem, node: StageNode) -> NodeOption:
+    options = problem.nodes[node.node_class].options
+    return next(option for option in options if option.tp == node.tensor_parallel_size)
 
 
 def _node(lease_id: str, node: StageNode, slot: Slot, kv_cache_bytes: int) -> NodeSpec:

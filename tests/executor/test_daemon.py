@@ -52,6 +52,18 @@ def replica(name: str, *leases: str, share: float = 1.0) -> ReplicaSpec:
     return ReplicaSpec(id=name, model="org/m", phase=Phase.AGGREGATED, stages=stages, share=share)
 
 
+@pytest.mark.parametrize(
+    ("kv_tokens", "longest"), [(None, 4096), (100_000, 4096), (1000, 960), (40, 32)]
+)
+def test_no_engine_is_asked_for_longer_requests_than_its_kv_holds(
+    kv_tokens: int | None, longest: int
+) -> None:
+    engine = ENGINE.model_copy(update={"max_model_len": 4096, "block_size": 32})
+    plan = replica("r", "a").model_copy(update={"kv_tokens": kv_tokens}).plan(engine)
+    argv = plan.processes[0].argv
+    assert argv[argv.index("--max-model-len") + 1] == str(longest)
+
+
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Daemon]:
     with Daemon(tmp_path, lease_s=5.0) as found:

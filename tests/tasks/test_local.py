@@ -177,6 +177,10 @@ def test_a_round_brings_up_what_the_plan_says(
         memory = {"CPU-a x1": 0.070, "CPU-b x1": 0.045}[node.node_class] * GIB
         weights = stage.layers * model.bytes_per_layer + model.embed_bytes
         assert node.kv_cache_bytes == pytest.approx(memory - weights, abs=1)
+    rooms = zip(replica.stages, nodes, strict=True)
+    per_token = model.kv_bytes_per_token_per_layer
+    held = min((node.kv_cache_bytes or 0) // (s.layers * per_token) for s, node in rooms)
+    assert replica.kv_tokens == held
     assert len({node.first_port for node in nodes}) == 2
     assert replica.share == pytest.approx(1.0)
     assert replica.max_num_seqs is not None
