@@ -18,7 +18,7 @@ run: setup
 	$(BIN)/coral quickstart
 
 test: setup
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n auto --dist loadfile
 
 # vLLM for CPUs, in an environment of its own: it pins packages that Prefect needs otherwise.
 setup-vllm: $(VLLM_VENV)/.ready-nixl
