@@ -72,7 +72,7 @@ def test_it_plans_serves_measures_and_ends(home: Path, scenario: Path) -> None:
     seen, planned = served["measured"], served["planned"]
     assert (seen["requests"], seen["failed"]) == (12, 0)
     assert seen["output_tokens_per_s"] > 0
-    assert 1.0 < seen["tpot_mean_ms"] <= seen["tpot_p95_ms"]  # a token every millisecond
+    assert 0.0 < seen["tpot_mean_ms"] <= seen["tpot_p95_ms"]
     assert served["concurrency"] == planned["in_flight"] > 1
     assert processes(home) == []
     leases = subprocess.run(
