@@ -42,7 +42,7 @@ MODEL = "coral/tiny"
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LONG = "the reef is full of small fish that swim in shoals over the white sand " * 8
 PROMPTS = [f"the reef is full of {what} " for what in ("fish", "sand", "white shoals")] + [LONG]
-START_S = 300.0
+START_S = 600.0  # a first start compiles; a minute on an idle machine
 
 
 def free_port() -> int:
