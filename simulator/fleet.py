@@ -3,7 +3,7 @@
 A replica of one stage is an engine per tensor parallel group. One of several stages, each a node
 with as many groups, is as many pipelines. Everything else (several nodes in a stage of a pipeline,
 unequal groups) is one engine whose requests are each pinned to one group of every stage.
-Source: docs/formulation.md, section 6; planner/engine.py.
+Source: docs/formulation.md, section 10; planner/engine.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Run a trace through a fleet: arrays in, one compiled pass, arrays out.
 
-Source: docs/formulation.md, section 6.
+Source: docs/formulation.md, section 10.
 """
 
 from __future__ import annotations

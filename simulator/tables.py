@@ -1,6 +1,6 @@
 """Step times of tensor parallel groups, evaluated once from the performance model.
 
-Source: docs/formulation.md, sections 1 and 6.
+Source: docs/formulation.md, sections 1 and 10.
 """
 
 from __future__ import annotations
