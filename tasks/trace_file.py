@@ -30,11 +30,11 @@ def read_trace_file(path: Path, workloads: Sequence[Workload]) -> Trace:
         )
     for name in COLUMNS:
         column = frame[name]
-        if name in NUMBERS and not column.dtype.is_numeric():
-            raise TraceError(f"{path}: column {name} has values that are not numbers")
         if column.null_count():
             row = int(column.is_null().arg_true()[0]) + 1
             raise TraceError(f"{path}: request {row} has no {name}; fill the gap or leave it out")
+        if name in NUMBERS and not column.dtype.is_numeric():
+            raise TraceError(f"{path}: column {name} has values that are not numbers")
     return trace_of_rows(
         workloads,
         frame["timestamp_s"].cast(pl.Float64).to_numpy(),
