@@ -145,18 +145,22 @@ def _hand_over(
     r: int,
     now: float,
 ) -> None:
-    """Move a prompt's KV to a decode engine: one transfer at a time on either side's network."""
+    """Move a prompt's KV to a decode engine: it takes its turn on either side's network.
+
+    The two turns need not meet: neither side stands idle because the other is busy.
+    """
     target = choose_decode(engines, routes, state, requests, r, engines.domain[e])
     if target < 0:
         requests.status[r] = LOST
         state.outstanding[e] -= 1
         give_back(engines, state, requests, e, requests.slot[r])
         return
-    per_token = max(engines.send_ms_per_token[e], engines.receive_ms_per_token[target])
-    start = max(now, state.sender_free_ms[e], state.receiver_free_ms[target])
-    end = start + per_token * requests.input_tokens[r]
-    state.sender_free_ms[e] = end
-    state.receiver_free_ms[target] = end
+    tokens = requests.input_tokens[r]
+    sent = max(now, state.sender_free_ms[e]) + engines.send_ms_per_token[e] * tokens
+    received = max(now, state.receiver_free_ms[target])
+    received += engines.receive_ms_per_token[target] * tokens
+    state.sender_free_ms[e], state.receiver_free_ms[target] = sent, received
+    end = max(sent, received)
     requests.engine[r], requests.target[r] = e, target  # until it is received
     push(state, end, RECEIVED, r, target, requests.attempt[r])
 
