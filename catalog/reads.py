@@ -58,6 +58,18 @@ class StoredPlan:
     load_rps: Mapping[tuple[str, str], float]  # of all replicas of a (template id, domain)
 
 
+@dataclass(frozen=True, slots=True)
+class StoredFleet:
+    """Coral's latest plan of a scenario, with the load of every workload on its replicas."""
+
+    decision_id: str
+    cost_usd_per_hour: float
+    replicas: Mapping[tuple[str, str], int]  # (template id, domain)
+    load_rps: Mapping[tuple[str, str], Mapping[str, float]]  # by workload, of all those replicas
+    demand_rps: Mapping[str, float]
+    served_rps: Mapping[str, float]
+
+
 def read_gpus(connection: duckdb.DuckDBPyConnection) -> dict[str, GpuSpec]:
     """GPU types by market name."""
     rows = connection.execute(
@@ -321,4 +333,36 @@ def read_latest_plan(
         {(template, domain): count for template, domain, count, _ in items},
         {(domain, name, Market(market)): count for domain, name, market, count in nodes},
         {(template, domain): rps for template, domain, _, rps in items},
+    )
+
+
+def read_latest_fleet(connection: duckdb.DuckDBPyConnection, scenario: str) -> StoredFleet | None:
+    """Coral's latest plan of a scenario as a fleet to simulate; None if there is none."""
+    rows = connection.execute(
+        "SELECT allocation_id, decision_id, cost_usd_per_hour FROM allocation WHERE scenario = ? "
+        "AND planner = 'coral' ORDER BY created_at DESC LIMIT 1",
+        [scenario],
+    ).fetchall()
+    if not rows:
+        return None
+    key, decision_id, cost = rows[0]
+    items = connection.execute(
+        "SELECT template_id, domain, workload, replicas, load_rps FROM allocation_item "
+        "WHERE allocation_id = ? ORDER BY ALL",
+        [key],
+    ).fetchall()
+    services = connection.execute(
+        "SELECT workload, demand_rps, served_rps FROM allocation_service WHERE allocation_id = ?",
+        [key],
+    ).fetchall()
+    loads: dict[tuple[str, str], dict[str, float]] = {}
+    for template, domain, workload, _, rps in items:
+        loads.setdefault((template, domain), {})[workload] = rps
+    return StoredFleet(
+        decision_id,
+        cost,
+        {(template, domain): count for template, domain, _, count, _ in items},
+        loads,
+        {workload: demand for workload, demand, _ in services},
+        {workload: served for workload, _, served in services},
     )

@@ -308,6 +308,42 @@ def compare(
 
 
 @app.command()
+def simulate(
+    plan: Annotated[
+        str, typer.Option("--plan", help="latest: the latest plan of the scenario.")
+    ] = "latest",
+    scenario: Scenario = "core",
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            "--trace",
+            help="A CSV or Parquet file with timestamp_s, model, input_tokens, output_tokens; or a "
+            "shipped trace whose minutes shape the demand: azure2023_conv. [Poisson at the demand]",
+        ),
+    ] = None,
+    minutes: Annotated[
+        float, typer.Option("--minutes", min=0.1, help="Simulated minutes; a file has its own.")
+    ] = 10.0,
+    load: Annotated[
+        float, typer.Option("--load", min=0.0, help="Times the demand of the plan.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of arrivals and lengths.")] = 0,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Serve requests with the latest plan in simulation: latencies, goodput, what is lost."""
+    if plan != "latest":
+        _fail(f"unknown plan {plan!r}: latest is the one that can be simulated", 2)
+    _check(scenario, home)
+    with _flow_run():
+        from coral.render_simulation import print_simulation, simulation_summary
+        from flows.simulate import simulate as run
+
+        result = run(scenario, home, trace, minutes, load, seed)
+    _answer(result, as_json, simulation_summary, print_simulation)
+
+
+@app.command()
 def operate(scenario: Scenario = "core", home: Home = None, as_json: Json = False) -> None:
     """Plan from where the fleet stands and move it by the difference."""
     _check(scenario, home)

@@ -57,8 +57,8 @@ class PerformanceModel:
         self, model: ModelSpec, dtype: str, node: NodeClass, tp: int, batch: Floats, context: Floats
     ) -> StepTimes:
         """One decode step of `batch` sequences over `context` cached tokens each."""
-        times = self._times(model, dtype, node.gpu, tp)
-        layer = times.decode_layer_ms(batch, context) + self._comm_ms(model, node, tp, batch)
+        times = self.layer_times(model, dtype, node.gpu, tp)
+        layer = times.decode_layer_ms(batch, context) + self.comm_ms(model, node, tp, batch)
         return StepTimes(layer, times.head_ms(batch))
 
     def prefill_step(
@@ -75,14 +75,14 @@ class PerformanceModel:
 
         With `one_of_tokens`, one prompt of the batch has that many tokens instead.
         """
-        times = self._times(model, dtype, node.gpu, tp)
+        times = self.layer_times(model, dtype, node.gpu, tp)
         special = mean_tokens if one_of_tokens is None else one_of_tokens
         tokens = (prompts - 1.0) * mean_tokens + special
         zero = np.zeros(prompts.shape)
         attention = (prompts - 1.0) * times.prefill_attention_ms(zero + mean_tokens, zero)
         attention = attention + times.prefill_attention_ms(zero + special, zero)
         layer = times.prefill_linear_ms(tokens) + attention
-        layer = layer + self._comm_ms(model, node, tp, tokens)
+        layer = layer + self.comm_ms(model, node, tp, tokens)
         return StepTimes(layer, times.head_ms(prompts))
 
     def mixed_step(
@@ -100,13 +100,13 @@ class PerformanceModel:
 
         Those tokens carry their share of the attention of a whole prompt of `prompt_tokens`.
         """
-        times = self._times(model, dtype, node.gpu, tp)
+        times = self.layer_times(model, dtype, node.gpu, tp)
         zero = np.zeros(batch.shape)
         tokens = batch + prefill_tokens
         prompt = times.prefill_attention_ms(zero + prompt_tokens, zero)
         layer = times.mixed_linear_ms(tokens) + times.decode_attention_ms(batch, context)
         layer = layer + prefill_tokens / prompt_tokens * prompt
-        layer = layer + self._comm_ms(model, node, tp, tokens)
+        layer = layer + self.comm_ms(model, node, tp, tokens)
         return StepTimes(layer, times.head_ms(batch + prefill_tokens / prompt_tokens))
 
     def overhead_ms(self, gpu: GpuSpec) -> float:
@@ -115,7 +115,7 @@ class PerformanceModel:
 
     def provenance(self, model: ModelSpec, dtype: str, node: NodeClass, tp: int) -> Provenance:
         """The worst source among layer times, all-reduce and engine overhead."""
-        times = self._times(model, dtype, node.gpu, tp)
+        times = self.layer_times(model, dtype, node.gpu, tp)
         layer = times.provenance if isinstance(times, LayerTable) else times.calibration.provenance
         fitted = family_of(node.gpu) in self.engine_overhead_ms
         engine = Provenance.MEASURED if fitted else Provenance.CALIBRATED
@@ -123,16 +123,23 @@ class PerformanceModel:
 
     def source(self, model: ModelSpec, dtype: str, node: NodeClass, tp: int) -> str:
         """Where the layer times come from, in words."""
-        times = self._times(model, dtype, node.gpu, tp)
+        times = self.layer_times(model, dtype, node.gpu, tp)
         if isinstance(times, LayerTable):
             return times.source
         return f"roofline op_max ({times.calibration.source})"
 
-    def _comm_ms(self, model: ModelSpec, node: NodeClass, tp: int, tokens: Floats) -> Floats:
+    def comm_ms(self, model: ModelSpec, node: NodeClass, tp: int, tokens: Floats) -> Floats:
+        """All-reduces of one layer over `tokens` new tokens, in ms."""
         message = HALF_BYTES * model.hidden * tokens
         return ALL_REDUCES_PER_LAYER * self.all_reduce.ms(node, tp, message)
 
-    def _times(self, model: ModelSpec, dtype: str, gpu: GpuSpec, tp: int) -> LayerTable | Roofline:
+    def layer_times(
+        self, model: ModelSpec, dtype: str, gpu: GpuSpec, tp: int
+    ) -> LayerTable | Roofline:
+        """The table or roofline that answers for a tensor parallel group.
+
+        Raises MissingProfileError: there is neither.
+        """
         key = (model.name, dtype, gpu.profile_name, tp)
         if key in self.rows:
             if key not in self._tables:

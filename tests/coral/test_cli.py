@@ -219,6 +219,22 @@ def test_explain_says_what_binds_in_the_latest_plan(tiny_home: Path) -> None:
     assert "nothing was planned yet for scenario 'core'; run `coral allocate`" in none.stderr
 
 
+def test_simulate_serves_the_latest_plan(tiny_home: Path, tmp_path: Path) -> None:
+    done = run("simulate", "-s", "tiny", "--minutes", "2", "--seed", "3", "--json", home=tiny_home)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    (both,) = found["workloads"].values()
+    assert both["simulated"]["done"] == both["simulated"]["requests"] > 100
+    assert both["simulated"]["attainment"] > 0.9
+    trace = tmp_path / "trace.csv"
+    trace.write_text("timestamp_s,model,input_tokens,output_tokens\n0,nobody,1,1\n")
+    wrong = run("simulate", "-s", "tiny", "--trace", str(trace), home=tiny_home)
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr.startswith("coral: unknown model 'nobody' in the trace")
+    other = run_here("simulate", "--plan", "first", home=tiny_home)
+    assert other.returncode == 2
+
+
 def test_what_if_shows_another_plan_and_records_nothing(tiny_home: Path, tmp_path: Path) -> None:
     prices, demand = tmp_path / "prices.csv", tmp_path / "demand.csv"
     prices.write_text("node_class,price_factor\n*,2\n")

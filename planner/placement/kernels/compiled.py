@@ -1,52 +1,9 @@
-"""How the kernels are compiled and where the machine code is kept.
-
-numba's own place, beside each source file, goes wrong twice: it does not see that a function of
-another file changed, and an upgrade can leave machine code whose types have other names. So the
-code is kept per version of all kernel sources, in the user's cache folder.
-"""
+"""The decorator of every kernel in this folder."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
 
-import numba
-from platformdirs import user_cache_path
+from planner.compiling import compiler_of
 
-from planner.sources import digest_of_sources
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-_config: Any = numba.config
-_njit: Any = numba.njit
-
-
-def _cache_folder() -> str | None:
-    """The folder of this version; None where none can be written: compiled anew each time."""
-    base = Path(_config.CACHE_DIR) if _config.CACHE_DIR else user_cache_path("coral")
-    folder = base / f"kernels-{digest_of_sources(Path(__file__).parent)}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return None
-    return str(folder)
-
-
-_FOLDER = _cache_folder()
-
-
-def compiled(function: Function) -> Function:
-    """Compile for speed, once per machine.
-
-    Without Python's lock, so that a Dask worker can answer its scheduler; and without numba's
-    reference counts, which cost more than the arithmetic in functions this small:
-    so a compiled function may not allocate, and all work space comes from its caller.
-    """
-    before = _config.CACHE_DIR
-    _config.CACHE_DIR = _FOLDER
-    try:
-        made: Function = _njit(cache=_FOLDER is not None, nogil=True, _nrt=False)(function)
-    finally:
-        _config.CACHE_DIR = before
-    return made
+compiled = compiler_of(Path(__file__).parent)

@@ -1,0 +1,1 @@
+"""The compiled event loop: arrays in, arrays out, nothing allocated."""
