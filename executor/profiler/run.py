@@ -1,0 +1,216 @@
+"""What is measured in which order, and how the time is shared out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from .grid import Found, Grid, Time, TooLargeError
+from .points import Measurements, Point
+
+if TYPE_CHECKING:
+    from .vllm_backend import VllmBackend
+
+# Largest batch, context and prefill tokens measured where nothing else is asked for.
+LIMITS = {"cuda": (256, 8192, 8192), "cpu": (16, 512, 512)}
+# Shares of the time, after the start, when each part has to end.
+ENDS = {"decode": 0.5, "prefill": 0.8, "mixed": 0.88, "serving": 1.0}
+SERVING = ((1, 64, 32), (4, 64, 32), (8, 128, 32))  # requests in flight, prompt, output
+SERVING_CUDA = ((1, 1024, 128), (16, 1024, 128), (64, 1024, 128))
+
+
+class Backend(Protocol):
+    """What answers points: vLLM's steps, or torch's own layer."""
+
+    name: str
+
+    @property
+    def kernels(self) -> str: ...
+    def wait_ready(self) -> None: ...
+    def measure(self, kind: str, batch: int, tokens: int, context: int) -> dict[str, Any]: ...
+    def layer(self, point: Point) -> Time: ...
+    def end(self) -> None: ...
+
+
+class Run:
+    """One measurement."""
+
+    def __init__(
+        self, measured: Measurements, options: argparse.Namespace, device: str, started: float
+    ) -> None:
+        self.measured, self.options, self.device = measured, options, device
+        self.started, self.seconds = started, 60.0 * options.minutes
+        batch, context, tokens = LIMITS[device]
+        self.batch = options.max_batch or batch
+        self.context = options.max_context or context
+        self.tokens = options.max_tokens or tokens
+        self.sizes = options.tp or _sizes(measured.data["machine"]["count"])
+        self.tp, self.part_ends, self.done = 1, 0.0, 0
+
+    def everything(self) -> None:
+        """All tensor parallel sizes, links between processes, and the whole engine."""
+        from .links import measure_links
+        from .serving import measure_serving
+
+        if "links" not in self.measured.data:
+            self.measured.data["links"] = measure_links(self.device, self.sizes, self.say)
+            self.measured.save()
+        data = self.measured.data
+        with tempfile.TemporaryDirectory() as folder, self._log() as log:
+            serving = self._serving_engine(Path(folder) / "serving", log)
+            try:
+                for number, tp in enumerate(self.sizes):
+                    if tp not in data.setdefault("complete_tp", []):
+                        share = (number + 1) / len(self.sizes)
+                        self._one_size(tp, Path(folder) / f"tp{tp}", share, log, serving)
+                if serving is not None:
+                    serving.wait_ready()
+                    points = SERVING_CUDA if self.device == "cuda" else SERVING
+                    data["serving"] = measure_serving(serving, points, self.say)
+                    self.measured.save()
+            finally:
+                if serving is not None:
+                    serving.end()
+
+    def say(self, what: str) -> None:
+        """One line of progress."""
+        spent = time.monotonic() - self.started
+        line = {"what": what, "done": round(spent), "total": round(self.seconds)}
+        print(json.dumps(line), flush=True)
+
+    def _one_size(
+        self, tp: int, folder: Path, share: float, log: Any, serving: VllmBackend | None
+    ) -> None:
+        self.tp = tp
+        self.say(f"starting TP{tp}")
+        self._heads(tp)
+        backend = self._backend(folder, tp, log)
+        try:
+            backend.wait_ready()
+            if serving is not None:
+                serving.wait_ready()  # its start would disturb
+            self.measured.data.setdefault("kernels", {})[str(tp)] = backend.kernels
+            began = time.monotonic()
+            left = max(0.0, self.started + self.seconds * share - began)
+            ends = {part: began + left * end for part, end in ENDS.items()}
+            grids = {"decode": self._decode(backend, ends["decode"])}
+            grids["prefill"] = self._prefill(backend, ends["prefill"])
+            self._mixed(backend, grids["decode"], ends["mixed"])
+        finally:
+            backend.end()
+        self.measured.data["grids"].append(
+            {"tp": tp, **{name: vars(grid) for name, grid in grids.items()}}
+        )
+        self.measured.data["complete_tp"].append(tp)
+        self.measured.save()
+
+    def _decode(self, backend: Backend, until: float) -> Found:
+        contexts = [max(32, self.context // 16), self.context]
+        batches = _powers(self.batch, 4)
+
+        def at(batch: int, context: int) -> Time:
+            return self._point(backend, "decode", batch, batch, context)
+
+        return Grid(batches, contexts, at, lambda: time.monotonic() < until).run()
+
+    def _prefill(self, backend: Backend, until: float) -> Found:
+        def at(tokens: int, context: int) -> Time:
+            return self._point(backend, "prefill", 1, tokens, context)
+
+        for tokens in (self.tokens // 2, self.tokens):  # the same tokens as four prompts
+            try:
+                self._point(backend, "prefill", 4, tokens, 0)
+            except TooLargeError as error:
+                self.say(f"left out: four prompts of {tokens} tokens ({error})")
+        return Grid(
+            _powers(self.tokens, 4, least=16), [0, self.context], at,
+            lambda: time.monotonic() < until,
+        ).run()  # fmt: skip
+
+    def _heads(self, tp: int) -> None:
+        """Logits by rows: of one rank, with torch's own matrix product."""
+        from .torch_backend import Head
+
+        data = self.measured.data
+        if any(one["tp"] == tp for one in data.setdefault("head", [])):
+            return
+        head = Head(data["config"], data["dtype"], self.device, tp)
+        data["head"] += [
+            {"tp": tp, "rows": rows, "ms": head.measure(rows)} for rows in _powers(self.batch, 4)
+        ]
+        self.measured.save()
+
+    def _mixed(self, backend: Backend, decode: Found, until: float) -> None:
+        """Decodes with a prompt among them."""
+        for batch in (decode.xs[-1], decode.xs[len(decode.xs) // 2]):
+            for tokens in (self.tokens // 8, self.tokens // 2):
+                if time.monotonic() < until:
+                    context = decode.ys[len(decode.ys) // 2]
+                    try:
+                        self._point(backend, "mixed", batch, batch + tokens, context)
+                    except TooLargeError as error:
+                        self.say(f"left out: a prompt of {tokens} beside {batch} ({error})")
+
+    def _point(self, backend: Backend, kind: str, batch: int, tokens: int, context: int) -> Time:
+        key = {"tp": self.tp, "kind": kind, "batch": batch, "tokens": tokens, "context": context}
+        found = self.measured.get(**key)
+        if found is None:
+            self.say(f"TP{self.tp} {kind}, batch {batch}, {tokens} tokens, context {context}")
+            found = self.measured.add({**key, **backend.measure(kind, batch, tokens, context)})
+        return backend.layer(found)
+
+    def _backend(self, folder: Path, tp: int, log: Any) -> Backend:
+        data = self.measured.data
+        if data["backend"] == "torch":
+            from .torch_backend import TorchBackend
+
+            return TorchBackend(data["config"], data["dtype"], self.device, tp)
+        from .vllm_backend import VllmBackend
+
+        depths = (self.options.depths[0], self.options.depths[1])
+        return VllmBackend(data["config"], folder, depths, tp, self._engine_options(True), log)
+
+    def _engine_options(self, in_process: bool) -> dict[str, Any]:
+        return {
+            "dtype": self.measured.data["dtype"],
+            "cores": self.options.cores,
+            "longest": max(self.context, self.tokens) + self.tokens + 64,
+            "kv_tokens": self.batch * (self.context + 128) + 2 * self.tokens,
+            "step_tokens": max(self.tokens + self.batch, self.batch * 4),
+            "sequences": self.batch + 4,
+            "in_process": in_process,
+            # Several engines share the GPU; their KV has a size of its own.
+            "more": {"gpu_memory_utilization": 0.25} if self.device == "cuda" else {},
+        }
+
+    def _serving_engine(self, folder: Path, log: Any) -> VllmBackend | None:
+        """The engine as it serves, at the deeper depth: what the tables are compared with."""
+        data = self.measured.data
+        if data["backend"] != "vllm" or self.options.no_serving or "serving" in data:
+            return None
+        from .vllm_backend import VllmBackend
+
+        layers = (self.options.depths[1],)
+        return VllmBackend(data["config"], folder, layers, 1, self._engine_options(False), log)
+
+    def _log(self) -> Any:
+        path = self.options.out.with_suffix(".log")
+        print(f"engines write to {path}", file=sys.stderr)
+        return path.open("a")
+
+
+def _sizes(count: int) -> list[int]:
+    return [size for size in (1, 2, 4, 8) if size <= count]
+
+
+def _powers(most: int, step: int, least: int = 1) -> list[int]:
+    """From least to most by factors."""
+    found = [least]
+    while found[-1] * step < most:
+        found.append(found[-1] * step)
+    return [*found, most]

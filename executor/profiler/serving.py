@@ -1,0 +1,40 @@
+"""A short real run of the whole engine: requests in a closed loop."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .vllm_backend import VllmBackend
+
+COUNTED = 3  # requests counted, per request in flight (at least LEAST_REQUESTS)
+LEAST_REQUESTS = 6
+
+
+def measure_serving(
+    backend: VllmBackend, points: Sequence[tuple[int, int, int]], say: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """TPOT and throughput at points of (requests in flight, prompt, output)."""
+    found = []
+    engine = backend.engines[0]
+    for concurrency, prompt, output in points:
+        say(f"serving {concurrency} requests of {prompt} + {output} tokens")
+        asked = {"concurrency": concurrency, "prompt": prompt, "output": output}
+        engine.ask_once("serve", **asked, requests=1)
+        run = engine.ask("serve", **asked, requests=max(LEAST_REQUESTS, COUNTED * concurrency))
+        found.append(
+            {
+                **asked,
+                "layers": backend.depths[0],
+                "tp": backend.tp,
+                "requests": run["requests"],
+                "seconds": run["seconds"],
+                "tpot_ms": statistics.fmean(run["tpot_ms"]),
+                "ttft_ms": statistics.fmean(run["ttft_ms"]),
+                "throughput_rps": run["requests"] / run["seconds"],
+                "mean_batch": run["mean_batch"],
+                "waited": run["waited"],
+            }
+        )
+    return found

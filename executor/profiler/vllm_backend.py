@@ -1,0 +1,154 @@
+"""Points from vLLM's own steps, at two depths of one model.
+
+Bursts of both depths take turns, so that what else happens on the machine meets both alike. A point
+keeps the step times; the planner takes layers and engine apart (planner/perf/depths.py).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from .engine_process import EngineProcess
+from .grid import Time, TooLargeError
+
+ROUNDS, MOST_ROUNDS = 3, 7  # quiet ones wanted; in all
+POINT_S = 6.0  # after which a point has rounds enough
+QUIET = 0.1  # of a burst, that a thread may have waited for a core
+STEPS, REPEATS = 12, 3
+SLACK = 1.3  # of KV memory: blocks are not full
+
+
+class VllmBackend:
+    """Two engines of one model; `measure` times a point at both."""
+
+    name = "vllm"
+
+    def __init__(
+        self, config: dict[str, Any], folder: Path, depths: tuple[int, ...], tp: int,
+        options: dict[str, Any], log: IO[str],
+    ) -> None:  # fmt: skip
+        self.config, self.depths, self.tp, self.options = config, depths, tp, options
+        self.kv_tokens = options["kv_tokens"]
+        self.engines: list[EngineProcess] = []
+        for layers in depths:
+            model = folder / f"layers{layers}"
+            model.mkdir(parents=True, exist_ok=True)
+            (model / "config.json").write_text(json.dumps({**config, "num_hidden_layers": layers}))
+            self.engines.append(
+                EngineProcess(self._settings(model, layers), self._environment(), log)
+            )
+
+    def wait_ready(self) -> None:
+        """Raises EngineError."""
+        for engine in self.engines:
+            engine.wait_ready()
+
+    @property
+    def kernels(self) -> str:
+        return self.engines[0].kernels
+
+    def measure(self, kind: str, batch: int, tokens: int, context: int) -> dict[str, Any]:
+        """Step times at both depths, of several bursts each."""
+        needed = batch * (context + tokens // batch + STEPS)
+        if needed > self.kv_tokens:
+            raise TooLargeError(f"{needed} tokens of KV, {self.kv_tokens} fit")
+        asked = _question(kind, batch, tokens, context)
+        for engine in self.engines:  # what is compiled or captured for a shape, is at its first use
+            engine.ask_once(**{**asked, "steps" if kind == "decode" else "repeats": 1})
+        rounds: list[list[dict[str, Any]]] = []
+        began = time.monotonic()
+        while len(rounds) < MOST_ROUNDS and len(_quiet(rounds)) < ROUNDS:
+            if len(rounds) > 1 and time.monotonic() - began > POINT_S:
+                break
+            rounds.append([engine.ask(**asked) for engine in self.engines])
+        kept = _quiet(rounds) or sorted(rounds, key=_waited)[:2]
+        times = [[statistics.median(one["ms"]) for one in burst] for burst in kept]
+        shallow, deep = (statistics.median(column) for column in zip(*times, strict=True))
+        layers = self.depths[1] - self.depths[0]
+        return {
+            "shallow_ms": shallow,
+            "deep_ms": deep,
+            "layer_error_ms": _error([b - a for a, b in times]) / layers,
+            "bursts": times,
+            "waited": max(_waited(burst) for burst in kept),
+        }
+
+    def layer(self, point: dict[str, Any]) -> Time:
+        """Milliseconds of one layer."""
+        layers = self.depths[1] - self.depths[0]
+        difference = max(point["deep_ms"] - point["shallow_ms"], 0.01 * point["deep_ms"])
+        return Time(difference / layers, point["layer_error_ms"])
+
+    def end(self) -> None:
+        for engine in self.engines:
+            engine.end()
+
+    def _settings(self, model: Path, layers: int) -> dict[str, Any]:
+        per_token = layers * kv_bytes_per_token(self.config, self.options["dtype"])
+        longest = self.options["longest"]
+        return {
+            "layers": layers,
+            "vocabulary": self.config["vocab_size"],
+            "engine": {
+                "model": str(model), "load_format": "dummy", "dtype": self.options["dtype"],
+                "skip_tokenizer_init": True, "max_model_len": longest,
+                "tensor_parallel_size": self.tp, "enable_prefix_caching": True,
+                "kv_cache_memory_bytes": math.ceil(SLACK * self.kv_tokens * per_token / self.tp),
+                "max_num_batched_tokens": self.options["step_tokens"],
+                "max_num_seqs": self.options["sequences"], "disable_log_stats": True,
+                **self.options["more"],
+            },
+        }  # fmt: skip
+
+    def _environment(self) -> dict[str, str]:
+        bind = "|".join(self.options["cores"][: self.tp])
+        in_process = self.options["in_process"]
+        return {
+            # In one process a step takes what was asked before it, no more and no less.
+            **({"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if in_process else {}),
+            "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "WARNING",
+            "VLLM_CPU_OMP_THREADS_BIND": bind, "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo",
+        }  # fmt: skip
+
+
+def kv_bytes_per_token(config: dict[str, Any], dtype: str) -> int:
+    """Of one layer."""
+    heads = config["num_attention_heads"]
+    width = config.get("head_dim") or config["hidden_size"] // heads
+    size = 4 if dtype == "float32" else 2
+    return int(2 * (config.get("num_key_value_heads") or heads) * width * size)
+
+
+def _question(kind: str, batch: int, tokens: int, context: int) -> dict[str, Any]:
+    if kind == "decode":
+        return {"do": "decode", "batch": batch, "context": context, "steps": STEPS}
+    if kind == "prefill":
+        return {
+            "do": "prefill", "batch": batch, "tokens": tokens, "context": context,
+            "repeats": REPEATS,
+        }  # fmt: skip
+    return {
+        "do": "mixed", "batch": batch, "context": context, "tokens": tokens - batch,
+        "repeats": REPEATS,
+    }  # fmt: skip
+
+
+def _waited(burst: list[dict[str, Any]]) -> float:
+    return max(float(one["waited"]) for one in burst)
+
+
+def _quiet(rounds: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
+    return [burst for burst in rounds if _waited(burst) <= QUIET]
+
+
+def _error(values: list[float]) -> float:
+    """Standard error of a median, from the values' distance to it."""
+    middle = statistics.median(values)
+    scale = 1.4826 * statistics.median([abs(value - middle) for value in values])
+    return 1.25 * scale / math.sqrt(len(values))
