@@ -317,6 +317,23 @@ def write_measured(
     )
 
 
+def write_calibration(
+    connection: duckdb.DuckDBPyConnection, gpu_profile: str, scope: str, dtype: str,
+    factors: tuple[float, float, float], source: str,
+) -> None:  # fmt: skip
+    """Roofline factors (compute and bandwidth efficiency, overhead in us) in place of earlier."""
+    key = [gpu_profile, scope, dtype]
+    connection.execute(
+        "DELETE FROM calibration WHERE gpu_profile = ? AND scope = ? AND dtype = ?", key
+    )
+    connection.execute(
+        "INSERT INTO calibration (gpu_profile, scope, dtype, compute_efficiency, "
+        "bandwidth_efficiency, fixed_overhead_us, measured, source) "
+        "VALUES (?, ?, ?, ?, ?, ?, true, ?)",
+        [*key, *factors, source],
+    )
+
+
 def _write_allocation(
     connection: duckdb.DuckDBPyConnection,
     decision_id: str,

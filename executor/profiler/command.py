@@ -71,6 +71,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-context", type=int)
     parser.add_argument("--max-tokens", type=int)
     parser.add_argument("--no-serving", action="store_true")
+    parser.add_argument(
+        "--serve-only", nargs="+", metavar="IN_FLIGHT,PROMPT,OUTPUT",
+        help="only run the whole engine, with all layers of the config.json, at these points",
+    )  # fmt: skip
     parser.add_argument("--force", action="store_true", help="measure on a busy GPU too")
     parser.add_argument("--engine", help=argparse.SUPPRESS)
     parser.add_argument("--link", help=argparse.SUPPRESS)
@@ -106,7 +110,11 @@ def _measure(options: argparse.Namespace) -> None:
         measured.data["rates"] = rates(device, dtype)
         measured.data["clocks_mhz"] = {"start": clocks_mhz(device)}
         measured.save()
-    Run(measured, options, device, time.monotonic()).everything()
+    run = Run(measured, options, device, time.monotonic())
+    if options.serve_only:
+        run.serve_only([tuple(int(n) for n in one.split(",")) for one in options.serve_only])
+    else:
+        run.everything()
     measured.data["clocks_mhz"]["end"] = clocks_mhz(device)
     measured.data["complete"] = True
     measured.save()

@@ -14,6 +14,8 @@ import sys
 import time
 from typing import Any, TextIO
 
+from .waiting import Clock
+
 WARM_STEPS = 2
 MORE_STEPS = 6  # started beyond those asked for: the last ones lack requests that ended
 
@@ -45,7 +47,11 @@ def main(settings: dict[str, Any]) -> None:
     _say(answers, {"ready": True, "kernels": _kernels(engine)})
     for line in sys.stdin:
         asked = json.loads(line)
-        _say(answers, getattr(work, asked.pop("do"))(**asked))
+        work.clock.find()
+        started, waited = time.perf_counter(), work.clock.waited_s()
+        found = getattr(work, asked.pop("do"))(**asked)
+        spent = time.perf_counter() - started
+        _say(answers, {**found, "waited": (work.clock.waited_s() - waited) / max(spent, 1e-9)})
 
 
 def _say(answers: TextIO, value: dict[str, Any]) -> None:
@@ -66,6 +72,7 @@ class Work:
 
     def __init__(self, engine: Any, vocabulary: int) -> None:
         self.engine, self.vocabulary, self.count = engine, vocabulary, 0
+        self.clock = Clock()
 
     def decode(self, batch: int, context: int, steps: int) -> dict[str, Any]:
         """Milliseconds between steps of `batch` requests over about `context` tokens each."""
@@ -84,9 +91,9 @@ class Work:
         for _ in range(repeats):
             for number in range(batch):
                 self._add(self._prompt(number, context) + self._fresh(each), 1)
-            started = time.perf_counter()
+            started = self.clock.ms()
             self._finish()
-            times.append(1e3 * (time.perf_counter() - started))
+            times.append(self.clock.ms() - started)
         return {"ms": times}
 
     def mixed(self, batch: int, context: int, tokens: int, repeats: int) -> dict[str, Any]:
@@ -100,9 +107,9 @@ class Work:
         before, since, prompt = 0.0, 0, ""
         while self.engine.has_unfinished_requests():
             outputs = self.engine.step()
-            now = time.perf_counter()
+            now = self.clock.ms()
             if prompt and any(one.request_id == prompt for one in outputs):
-                times.append(1e3 * (now - before))
+                times.append(now - before)
                 prompt, since = "", 0
             if len(outputs) == batch and not prompt:
                 since += 1
@@ -130,7 +137,7 @@ class Work:
         done = left = 0
         while self.engine.has_unfinished_requests():
             outputs = self.engine.step()
-            now = time.perf_counter()
+            now = self.clock.ms()
             for one in outputs:
                 name = one.request_id
                 first.setdefault(name, now)
@@ -139,8 +146,8 @@ class Work:
                     continue
                 if name in counted:
                     done, ended = done + 1, now
-                    tpot.append(1e3 * (last[name] - first[name]) / (output - 1))
-                    ttft.append(1e3 * (first[name] - added[name]))
+                    tpot.append((last[name] - first[name]) / (output - 1))
+                    ttft.append(first[name] - added[name])
                 elif name in asked:
                     left += 1
                     began = now if left == concurrency else 0.0
@@ -157,7 +164,7 @@ class Work:
         return {
             "tpot_ms": tpot[:requests], "ttft_ms": ttft[:requests], "steps": len(sizes),
             "mean_batch": sum(sizes) / max(1, len(sizes)),
-            "seconds": ended - began, "requests": done,
+            "seconds": (ended - began) / 1e3, "requests": done,
         }  # fmt: skip
 
     def _full_steps(self, batch: int) -> list[float]:
@@ -166,10 +173,10 @@ class Work:
         before = 0.0
         while self.engine.has_unfinished_requests():
             outputs = self.engine.step()
-            now = time.perf_counter()
+            now = self.clock.ms()
             full = len(outputs) == batch and not any(one.finished for one in outputs)
             if full and before:
-                times.append(1e3 * (now - before))
+                times.append(now - before)
             before = now if full else 0.0
         return times
 

@@ -8,15 +8,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import IO, Any
 
-from .waiting import longest_s, waiting_s
-
 START = Path(__file__).with_name("start.py")
 TRIES = 2
-WAITED_SHARE = 0.05  # of a burst, that a thread may wait for a core before it is made again
+WAITED_SHARE = 0.1  # of a burst, that its worker may wait for a core before it is made again
 
 
 # Ends an engine whose profiler is gone, however it went: a stopped engine would notice nothing.
@@ -81,15 +78,12 @@ class EngineProcess:
         """What came back, whatever else the machine did."""
         assert self.process.stdin is not None
         self._signal(signal.SIGCONT)
-        started, waiting = time.monotonic(), waiting_s(self.process.pid)
         try:
             self.process.stdin.write(json.dumps({"do": do, **values}) + "\n")
             self.process.stdin.flush()
         except OSError as error:
             raise EngineError(f"the engine of {self.layers} layers ended") from error
         found = self._answer()
-        spent = time.monotonic() - started
-        found["waited"] = longest_s(waiting, waiting_s(self.process.pid)) / max(spent, 1e-9)
         self._signal(signal.SIGSTOP)  # its workers would poll on the cores of the other engine
         return found
 

@@ -18,7 +18,7 @@ from .grid import Time, TooLargeError
 
 ROUNDS, MOST_ROUNDS = 3, 7  # quiet ones wanted; in all
 POINT_S = 6.0  # after which a point has rounds enough
-QUIET = 0.1  # of a burst, that a thread may have waited for a core
+QUIET = 0.15  # of a burst, that its worker may have waited for a core
 STEPS, REPEATS = 12, 3
 SLACK = 1.3  # of KV memory: blocks are not full
 

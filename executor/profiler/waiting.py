@@ -1,24 +1,69 @@
-"""How long threads waited for a core: what other work on the machine took from a measurement."""
+"""A clock that stands still while an engine's thread waits for a core that others have.
+
+On a machine that others work on too, a step of 10 ms on the cores may take 15 on the wall. Linux
+counts how long each thread was ready and not running; that is taken off, and its share is kept.
+"""
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
+FIND_EVERY_S = 2.0
 
-def waiting_s(pid: int) -> dict[int, float]:
-    """Seconds by thread, of a process and its descendants; empty where nobody counts them."""
-    found: dict[int, float] = {}
-    pids = [pid]
-    while pids:
+
+class Clock:
+    """Milliseconds of work, by the busiest thread of this process's children (the worker)."""
+
+    def __init__(self) -> None:
+        self._thread: Path | None = None
+        self._found_at = -FIND_EVERY_S
+        self._offset_s = 0.0
+
+    def find(self) -> None:
+        """Look again which thread is the busiest; not while something is timed."""
+        if time.monotonic() - self._found_at < FIND_EVERY_S:
+            return
+        self._found_at = time.monotonic()
+        before = self.waited_s()
+        threads = [task for pid in _descendants(os.getpid()) for task in _tasks(pid)]
+        self._thread = max(threads, key=lambda task: _schedstat(task)[0], default=None)
+        self._offset_s = 0.0
+        self._offset_s = before - self.waited_s()  # goes on where it was
+
+    def waited_s(self) -> float:
+        """In all."""
+        return self._offset_s + (_schedstat(self._thread)[1] if self._thread else 0.0)
+
+    def ms(self) -> float:
+        """Now."""
+        return 1e3 * (time.perf_counter() - self.waited_s())
+
+
+def _schedstat(task: Path) -> tuple[float, float]:
+    """Seconds that a thread ran, and that it waited; zeros where nobody counts them."""
+    try:
+        ran, waited, _ = (task / "schedstat").read_text().split()
+    except (OSError, ValueError):
+        return 0.0, 0.0
+    return int(ran) / 1e9, int(waited) / 1e9
+
+
+def _tasks(pid: int) -> list[Path]:
+    try:
+        return list(Path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        return []
+
+
+def _descendants(pid: int) -> list[int]:
+    found = []
+    for task in _tasks(pid):
         try:
-            for task in Path(f"/proc/{pids.pop()}/task").iterdir():
-                found[int(task.name)] = int((task / "schedstat").read_text().split()[1]) / 1e9
-                pids += [int(one) for one in (task / "children").read_text().split()]
-        except (OSError, IndexError, ValueError):
+            children = [int(one) for one in (task / "children").read_text().split()]
+        except OSError:
             continue
+        for child in children:
+            found += [child, *_descendants(child)]
     return found
-
-
-def longest_s(before: dict[int, float], after: dict[int, float]) -> float:
-    """Of the thread that waited longest in between."""
-    return max((after[thread] - before.get(thread, 0.0) for thread in after), default=0.0)
