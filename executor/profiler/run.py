@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LIMITS = {"cuda": (256, 8192, 8192), "cpu": (16, 512, 512)}
 # Shares of the time, after the start, when each part has to end.
 ENDS = {"decode": 0.5, "prefill": 0.8, "mixed": 0.85, "again": 0.93}
-DISTURBED = 0.2  # of a point's time, that its worker waited for a core
+DOUBTFUL = 0.15  # of a point's time
 SERVING = ((1, 64, 32), (4, 64, 32), (8, 128, 32))  # requests in flight, prompt, output
 SERVING_CUDA = ((1, 1024, 128), (16, 1024, 128), (64, 1024, 128))
 
@@ -154,13 +154,13 @@ class Run:
     def _again(self, backend: Backend, until: float) -> None:
         """Points that others disturbed get another chance, the most disturbed first."""
         mine = [p for p in self.measured.data["points"] if p["tp"] == self.tp]
-        for point in sorted(mine, key=lambda p: -float(p.get("waited", 0.0))):
-            if point.get("waited", 0.0) <= DISTURBED or time.monotonic() > until:
+        for point in sorted(mine, key=lambda p: -_doubt(backend, p)):
+            if _doubt(backend, point) <= DOUBTFUL or time.monotonic() > until:
                 break
             kind, batch, tokens = point["kind"], point["batch"], point["tokens"]
             self.say(f"TP{self.tp} {kind}, batch {batch}, {tokens} tokens once more")
             found = backend.measure(kind, batch, tokens, point["context"])
-            if found["waited"] < point["waited"]:
+            if _doubt(backend, found) < _doubt(backend, point):
                 point.update(found)
                 self.measured.save()
 
@@ -234,6 +234,12 @@ class Run:
         path = self.options.out.with_suffix(".log")
         print(f"engines write to {path}", file=sys.stderr)
         return path.open("a")
+
+
+def _doubt(backend: Backend, point: Point) -> float:
+    """What part of a point's time its worker waited for a core, or its bursts differ by."""
+    time_of_layer = backend.layer(point)
+    return max(float(point.get("waited", 0.0)), time_of_layer.error_ms / time_of_layer.ms)
 
 
 def _sizes(count: int) -> list[int]:

@@ -14,10 +14,11 @@ FIND_EVERY_S = 2.0
 
 
 class Clock:
-    """Milliseconds of work, by the busiest thread of this process's children (the worker)."""
+    """Milliseconds of work, by the busiest thread of this process and its children."""
 
     def __init__(self) -> None:
         self._thread: Path | None = None
+        self._ran_s: dict[Path, float] = {}
         self._found_at = -FIND_EVERY_S
         self._offset_s = 0.0
 
@@ -27,8 +28,13 @@ class Clock:
             return
         self._found_at = time.monotonic()
         before = self.waited_s()
-        threads = [task for pid in _descendants(os.getpid()) for task in _tasks(pid)]
-        self._thread = max(threads, key=lambda task: _schedstat(task)[0], default=None)
+        pids = [os.getpid(), *_descendants(os.getpid())]
+        threads = [task for pid in pids for task in _tasks(pid)]
+        ran = {task: _schedstat(task)[0] for task in threads}
+        # Since the last look: what compiled the model at the start may have run longest of all.
+        since = {task: ran[task] - self._ran_s.get(task, 0.0) for task in threads}
+        self._thread = max(threads, key=lambda task: since[task], default=None)
+        self._ran_s = ran
         self._offset_s = 0.0
         self._offset_s = before - self.waited_s()  # goes on where it was
 

@@ -8,7 +8,8 @@ prompt too,
     step = D + r (M - D),  r = B / (o + 1)           throughput = B / ((o + 1) step)
     TPOT = D + r' (M - D),  r' = (B - 1) / (o + 1)   (its own prompt's step is none of its gaps)
 
-For more than one prompt per step, M has r prompts and every step is one.
+For more than one prompt per step, M has r prompts and every step is one. A request alone has
+a period of o steps.
 Source: docs/formulation.md, section 1.
 """
 
@@ -54,7 +55,7 @@ def loop_figures(
         return float(model.layers * step.layer_ms[0] + step.head_ms[0]) + overhead_ms
 
     b, p, o = float(loop.concurrency), float(loop.prompt_tokens), float(loop.output_tokens)
-    period = o + 1.0
+    period = o + 1.0 if b > 1.0 else o  # alone, nothing steps between two requests
     in_flight = np.array([max(1.0, b * o / period)])
     context = np.array([p + o / 2.0])
     dtype = model.dtype
