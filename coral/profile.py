@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,7 +20,6 @@ Gpu = Annotated[
     str | None, typer.Option(help="GPU type that the tables are filed under. [the device's name]")
 ]
 Name = Annotated[str | None, typer.Option(help="Model name. [of its folder]")]
-DEPTHS = (1, 3)
 
 
 @profile_app.command("run")
@@ -65,19 +64,20 @@ def profile_run(
     """Measure one layer of a model from its config.json and take the tables into the database."""
     from tasks.profile_run import ProfileRequest, check_request, read_model
 
-    config, found = read_model(model, name)
     sizes = {"batch": max_batch, "context": max_context, "tokens": max_tokens}
-    request = ProfileRequest(
-        config, found, python, device, backend, dtype, minutes, tuple(tp or ()),
-        tuple(cores or ("0",)), DEPTHS, serving, force,
-        tuple((key, value) for key, value in sizes.items() if value is not None),
-    )  # fmt: skip
-    check_request(request, here=dask is None)
+    options: dict[str, Any] = {
+        "python": python, "device": device, "backend": backend, "dtype": dtype,
+        "minutes": minutes, "tp": tuple(tp or ()), "cores": tuple(cores or ("0",)),
+        "serving": serving, "force": force,
+        "limits": tuple((key, value) for key, value in sizes.items() if value is not None),
+    }  # fmt: skip
+    config, found = read_model(model, name)
+    check_request(ProfileRequest(config, found, **options), here=dask is None)
     with flow_run():
         from coral.render_profile import print_profiles, profiles_summary
         from flows.profile_gpu import profile_gpu as run
 
-        result = run(request, gpu, home, dask)
+        result = run(str(model), gpu, name, options, home, dask)
     answer(result, as_json, profiles_summary, print_profiles)
 
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -170,9 +170,7 @@ def run_profiler(request: ProfileRequest, out: Path) -> Path:
     raise ProfilerError(f"measuring {request.name} failed: {sentence} ({out.with_suffix('.log')})")
 
 
-def profile_on_workers(
-    address: str, request: ProfileRequest, folder: Path
-) -> list[Path]:  # pragma: no cover - the parts are tested on a cluster of processes
+def profile_on_workers(address: str, request: ProfileRequest, folder: Path) -> list[Path]:
     """Measure once on every host whose Dask workers have a GPU (`--resources "GPU=1"`)."""
     logging.getLogger("distributed").setLevel(logging.ERROR)
     try:
@@ -219,7 +217,7 @@ def one_worker_per_host(workers: dict[str, Any]) -> list[str]:
 def measure_there(request: ProfileRequest) -> str:
     """On a worker: the raw points as text."""
     with tempfile.TemporaryDirectory() as folder:
-        out = run_profiler(replace(request, python=request.python), Path(folder) / "points.json")
+        out = run_profiler(request, Path(folder) / "points.json")
         return out.read_text()
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import distributed
 import numpy as np
 import polars as pl
 import pyarrow.parquet as pq
@@ -31,6 +32,7 @@ from tasks.profile_run import (
     ProfilerRefusedError,
     check_request,
     one_worker_per_host,
+    profile_on_workers,
     read_model,
     run_profiler,
 )
@@ -43,7 +45,7 @@ from tasks.profile_tables import (
     write_profile_file,
 )
 from tasks.scenario_file import read_scenario
-from tasks.solving import Solvers
+from tasks.solving import SchedulerMismatchError, SchedulerUnreachableError, Solvers
 
 NOW = datetime(2026, 11, 30, tzinfo=UTC)
 CONFIG = {
@@ -417,3 +419,26 @@ def test_one_worker_of_every_host_with_a_gpu() -> None:
         "tcp://c:1": {"host": "c", "resources": {"GPU": 2.0}},
     }
     assert one_worker_per_host(workers) == ["tcp://b:1", "tcp://c:1"]
+
+
+def test_every_gpu_host_of_a_cluster_measures_once(fake, tmp_path: Path) -> None:
+    fake("Path(out).write_text('points of ' + Path(folder, 'config.json').read_text())")
+    with distributed.LocalCluster(
+        n_workers=2, processes=False, protocol="tcp", dashboard_address=None,
+        resources={"GPU": 1},
+    ) as cluster:  # fmt: skip
+        found = profile_on_workers(cluster.scheduler_address, REQUEST, tmp_path / "out")
+    assert len(found) == 1 and found[0].name.startswith("small-")
+    assert found[0].read_text().startswith("points of ")
+
+
+def test_a_cluster_without_gpus_says_how_to_start_them(tmp_path: Path) -> None:
+    with (
+        distributed.LocalCluster(
+            n_workers=1, processes=False, protocol="tcp", dashboard_address=None
+        ) as cluster,
+        pytest.raises(SchedulerMismatchError, match='--resources "GPU=1"'),
+    ):
+        profile_on_workers(cluster.scheduler_address, REQUEST, tmp_path)
+    with pytest.raises(SchedulerUnreachableError, match="no Dask scheduler answers"):
+        profile_on_workers("tcp://127.0.0.1:9", REQUEST, tmp_path)
