@@ -90,6 +90,8 @@ class ServingRun(_Strict):
     ttft_ms: float
     throughput_rps: float
     waited: float = 0.0
+    all_tpot_ms: tuple[float, ...] = ()  # of all runs, this one is the fastest of
+    all_throughput_rps: tuple[float, ...] = ()
 
 
 class Head(_Strict):

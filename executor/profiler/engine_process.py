@@ -12,10 +12,6 @@ from pathlib import Path
 from typing import IO, Any
 
 START = Path(__file__).with_name("start.py")
-TRIES = 2
-WAITED_SHARE = 0.1  # of a burst, that its worker may wait for a core before it is made again
-
-
 # Ends an engine whose profiler is gone, however it went: a stopped engine would notice nothing.
 GUARD = (
     "import os, signal, sys\n"
@@ -52,20 +48,6 @@ class EngineProcess:
         self.kernels = self._answer()["kernels"]
         self._signal(signal.SIGSTOP)
 
-    def ask(self, do: str, **values: Any) -> dict[str, Any]:
-        """What came back, with the share of the time that threads waited for cores.
-
-        Asked again, up to three times in all, where others took the cores; the quietest counts.
-        """
-        best: dict[str, Any] = {}
-        for _ in range(TRIES):
-            found = self.ask_once(do, **values)
-            if not best or found["waited"] < best["waited"]:
-                best = found
-            if best["waited"] <= WAITED_SHARE:
-                break
-        return best
-
     def end(self) -> None:
         """With all that it started."""
         self._signal(signal.SIGKILL)  # it holds nothing that is worth an orderly end
@@ -75,7 +57,7 @@ class EngineProcess:
         self._guard.wait()
 
     def ask_once(self, do: str, **values: Any) -> dict[str, Any]:
-        """What came back, whatever else the machine did."""
+        """What came back, with the share of the time that its thread waited for a core."""
         assert self.process.stdin is not None
         self._signal(signal.SIGCONT)
         try:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LIMITS = {"cuda": (256, 8192, 8192), "cpu": (16, 512, 512)}
 # Shares of the time, after the start, when each part has to end.
 ENDS = {"decode": 0.5, "prefill": 0.8, "mixed": 0.85, "again": 0.93}
-DOUBTFUL = 0.15  # of a point's time
+DOUBTFUL = 0.08  # of a layer's time
 SERVING = ((1, 64, 32), (4, 64, 32), (8, 128, 32))  # requests in flight, prompt, output
 SERVING_CUDA = ((1, 1024, 128), (16, 1024, 128), (64, 1024, 128))
 
@@ -152,7 +152,7 @@ class Run:
         ).run()  # fmt: skip
 
     def _again(self, backend: Backend, until: float) -> None:
-        """Points that others disturbed get another chance, the most disturbed first."""
+        """Points whose bursts differ get another chance, the most doubtful first."""
         mine = [p for p in self.measured.data["points"] if p["tp"] == self.tp]
         for point in sorted(mine, key=lambda p: -_doubt(backend, p)):
             if _doubt(backend, point) <= DOUBTFUL or time.monotonic() > until:
@@ -237,9 +237,9 @@ class Run:
 
 
 def _doubt(backend: Backend, point: Point) -> float:
-    """What part of a point's time its worker waited for a core, or its bursts differ by."""
-    time_of_layer = backend.layer(point)
-    return max(float(point.get("waited", 0.0)), time_of_layer.error_ms / time_of_layer.ms)
+    """What part of a layer's time its bursts differ by."""
+    found = backend.layer(point)
+    return found.error_ms / found.ms
 
 
 def _sizes(count: int) -> list[int]:

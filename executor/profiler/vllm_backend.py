@@ -16,9 +16,8 @@ from typing import IO, Any
 from .engine_process import EngineProcess
 from .grid import Time, TooLargeError
 
-ROUNDS, MOST_ROUNDS = 3, 7  # quiet ones wanted; in all
-POINT_S = 6.0  # after which a point has rounds enough
-QUIET = 0.15  # of a burst, that its worker may have waited for a core
+ROUNDS, LEAST_ROUNDS = 5, 3
+POINT_S = 5.0  # after which a point has its least rounds at most
 STEPS, REPEATS = 12, 3
 SLACK = 1.3  # of KV memory: blocks are not full
 
@@ -60,22 +59,24 @@ class VllmBackend:
         asked = _question(kind, batch, tokens, context)
         for engine in self.engines:  # what is compiled or captured for a shape, is at its first use
             engine.ask_once(**{**asked, "steps" if kind == "decode" else "repeats": 1})
-        rounds: list[list[dict[str, Any]]] = []
         began = time.monotonic()
-        while len(rounds) < MOST_ROUNDS and len(_quiet(rounds)) < ROUNDS:
-            if len(rounds) > 1 and time.monotonic() - began > POINT_S:
+        rounds: list[list[dict[str, Any]]] = []
+        while len(rounds) < ROUNDS:
+            if len(rounds) >= LEAST_ROUNDS and time.monotonic() - began > POINT_S:
                 break
-            rounds.append([engine.ask(**asked) for engine in self.engines])
-        kept = _quiet(rounds) or sorted(rounds, key=_waited)[:2]
-        times = [[statistics.median(one["ms"]) for one in burst] for burst in kept]
-        shallow, deep = (statistics.median(column) for column in zip(*times, strict=True))
-        layers = self.depths[1] - self.depths[0]
+            rounds.append([engine.ask_once(**asked) for engine in self.engines])
+        times = [[statistics.median(one["ms"]) for one in burst] for burst in rounds]
+        # What else happens on a machine only ever adds to a time: the least of the bursts counts.
+        (shallow, next_shallow), (deep, next_deep) = (
+            sorted(column)[:2] for column in zip(*times, strict=True)
+        )
+        error = math.hypot(next_shallow - shallow, next_deep - deep)
         return {
             "shallow_ms": shallow,
             "deep_ms": deep,
-            "layer_error_ms": _error([b - a for a, b in times]) / layers,
+            "layer_error_ms": error / (self.depths[1] - self.depths[0]),
             "bursts": times,
-            "waited": max(_waited(burst) for burst in kept),
+            "waited": statistics.median(one["waited"] for burst in rounds for one in burst),
         }
 
     def layer(self, point: dict[str, Any]) -> Time:
@@ -137,18 +138,3 @@ def _question(kind: str, batch: int, tokens: int, context: int) -> dict[str, Any
         "do": "mixed", "batch": batch, "context": context, "tokens": tokens - batch,
         "repeats": REPEATS,
     }  # fmt: skip
-
-
-def _waited(burst: list[dict[str, Any]]) -> float:
-    return max(float(one["waited"]) for one in burst)
-
-
-def _quiet(rounds: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
-    return [burst for burst in rounds if _waited(burst) <= QUIET]
-
-
-def _error(values: list[float]) -> float:
-    """Standard error of a median, from the values' distance to it."""
-    middle = statistics.median(values)
-    scale = 1.4826 * statistics.median([abs(value - middle) for value in values])
-    return 1.25 * scale / math.sqrt(len(values))
