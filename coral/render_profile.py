@@ -187,7 +187,7 @@ def _throughput_errors(checks: Sequence[EngineCheck]) -> list[float]:
 
 def _notes(profile: Profile) -> list[str]:
     """What the measurement says of itself: smaller grids, gaps that were left."""
-    found: list[str] = []
+    found: list[str] = list(profile.provenance.get("notes", ()))
     for grid in profile.provenance.get("grids", ()):
         for part in ("decode", "prefill"):
             one = grid.get(part) or {}

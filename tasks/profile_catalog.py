@@ -17,8 +17,7 @@ from catalog.store import Catalog
 from planner.errors import MissingProfileError, UnknownNameError
 from planner.known import Known
 from planner.perf.calibrate import Fit, Tables, fit_roofline
-from planner.perf.model import PerformanceModel, family_of
-from planner.perf.overhead import EnginePoint, fit_engine_overhead
+from planner.perf.model import PerformanceModel
 from planner.perf.tables import LayerRow
 from planner.types import GpuSpec, ModelSpec
 from tasks.home import open_catalog
@@ -109,9 +108,7 @@ def read_table(home: str | None, model: str, gpu: str, tp: int) -> TableView:
             f"no measured table of {model} on {card.name} at tensor parallel size {tp}; "
             "`coral profile show` lists those there are"
         )
-    overhead = fit_engine_overhead(
-        [EnginePoint(family_of(card), e[3], e[4]) for e in engine if e[8] == "fit"]
-    ).get(family_of(card), performance.overhead_ms(card))
+    overhead = performance.overhead_ms(card)  # as plans have it: fitted over the GPU's family
     checks = tuple(_with_overhead(EngineCheck(*e), overhead) for e in engine)
     return TableView(shapes, card, tp, tuple(rows), performance, overhead, checks, rows[0].source)
 

@@ -117,6 +117,7 @@ class Measurements(_Strict):
     head: tuple[Head, ...] = ()
     links: Links = Links()
     serving: tuple[ServingRun, ...] = ()
+    notes: tuple[str, ...] = ()
     complete: bool = False
 
     @property

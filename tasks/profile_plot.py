@@ -10,6 +10,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from planner.errors import InputError
 from planner.perf.grids import Floats
@@ -82,6 +83,8 @@ def _linear(axes: Axes, view: TableView, table: LayerTable) -> None:
     """All but attention: decode, prefill and mixed steps share it."""
     for number, phase in enumerate(("decode", "prefill", "mixed")):
         mine = [row for row in view.rows if row.phase == phase]
+        if not mine:
+            continue
         axes.plot(
             [row.tokens for row in mine], [row.linear_ms for row in mine], "o^s"[number],
             color=f"C{number}", ms=4, label=f"{phase} (measured)", ls="none",
@@ -169,7 +172,9 @@ def _finish(axes: Axes, title: str, x: str) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel(x)
     axes.set_ylabel("ms")
     axes.grid(lw=0.3)

@@ -100,6 +100,7 @@ def profile_of(found: Measurements, name: str, gpu: GpuSpec) -> Profile:
             **machine.model_dump(), "backend": found.backend, "kernels": found.kernels,
             "clocks_mhz": found.clocks_mhz, "rates": found.rates, "grids": found.grids,
             "hop_backend": found.links.hop_backend, "complete": found.complete,
+            "notes": found.notes,
         },
     )  # fmt: skip
 

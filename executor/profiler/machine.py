@@ -90,6 +90,18 @@ def nvidia_smi() -> dict[str, str]:
     return dict(zip(QUERY.split(","), values, strict=False))
 
 
+def free_bytes(device: str) -> int:
+    """Of the device's memory."""
+    if device == "cuda":
+        import torch
+
+        return int(torch.cuda.mem_get_info()[0])
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable"):
+            return 1024 * int(line.split()[1])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def rates(device: str, dtype: str) -> dict[str, float]:
     """TFLOP/s of a square matrix product, GB/s of a copy (read and written)."""
     import torch

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .grid import Found, Grid, Time, TooLargeError
+from .machine import free_bytes
 from .points import Measurements, Point
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 LIMITS = {"cuda": (256, 8192, 8192), "cpu": (16, 512, 512)}
 # Shares of the time, after the start, when each part has to end.
 ENDS = {"decode": 0.5, "prefill": 0.8, "mixed": 0.85, "again": 0.93}
+LEAST_BATCH, LEAST_CONTEXT = 4, 64
+SPARE_TOKENS = 128  # of a sequence, beyond its context
 DOUBTFUL = 0.08  # of a layer's time
 SERVING = ((1, 64, 32), (4, 64, 32), (8, 128, 32))  # requests in flight, prompt, output
 SERVING_CUDA = ((1, 1024, 128), (16, 1024, 128), (64, 1024, 128))
@@ -62,6 +65,8 @@ class Run:
             self.measured.data["links"] = measure_links(self.device, self.sizes, self.say)
             self.measured.save()
         data = self.measured.data
+        if data["backend"] == "vllm":
+            self._fit_memory()
         with tempfile.TemporaryDirectory() as folder, self._log() as log:
             serving = self._serving_engine(Path(folder) / "serving", log)
             try:
@@ -100,6 +105,23 @@ class Run:
         spent = time.monotonic() - self.started
         line = {"what": what, "done": round(spent), "total": round(self.seconds)}
         print(json.dumps(line), flush=True)
+
+    def _fit_memory(self) -> None:
+        """Shrink the grid until the KV of all engines takes half of the free memory, and say so."""
+        from .vllm_backend import kv_bytes_per_token
+
+        data, free = self.measured.data, free_bytes(self.device)
+        layers = sum(self.options.depths) + self.options.depths[1]
+        per_token = layers * kv_bytes_per_token(data["config"], data["dtype"])
+        before = (self.batch, self.context)
+        self.batch, self.context = fitting(self.batch, self.context, free / 2.0 / per_token)
+        if (self.batch, self.context) != before:
+            note = (
+                f"the grid shrinks to batch {self.batch} and context {self.context} instead of "
+                f"{before[0]} and {before[1]}: {free / 2**30:.1f} GiB are free"
+            )
+            self.say(note)
+            data["notes"] = [note]
 
     def _one_size(
         self, tp: int, folder: Path, share: float, log: Any, serving: VllmBackend | None
@@ -212,7 +234,7 @@ class Run:
             "dtype": self.measured.data["dtype"],
             "cores": self.options.cores,
             "longest": max(self.context, self.tokens) + self.tokens + 64,
-            "kv_tokens": self.batch * (self.context + 128) + 2 * self.tokens,
+            "kv_tokens": self.batch * (self.context + SPARE_TOKENS) + 2 * self.tokens,
             "step_tokens": max(self.tokens + self.batch, self.batch * 4),
             "sequences": self.batch + 4,
             "in_process": in_process,
@@ -234,6 +256,18 @@ class Run:
         path = self.options.out.with_suffix(".log")
         print(f"engines write to {path}", file=sys.stderr)
         return path.open("a")
+
+
+def fitting(batch: int, context: int, tokens: float) -> tuple[int, int]:
+    """Halved, batch first, until `tokens` of KV hold them. Raises TooLargeError: nothing does."""
+    while batch * (context + SPARE_TOKENS) > tokens:
+        if batch > LEAST_BATCH:
+            batch //= 2
+        elif context > LEAST_CONTEXT:
+            context //= 2
+        else:
+            raise TooLargeError(f"{tokens:.0f} tokens of KV fit, which is too few to measure with")
+    return batch, context
 
 
 def _doubt(backend: Backend, point: Point) -> float:

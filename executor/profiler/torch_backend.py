@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .grid import Time, TooLargeError
+from .machine import free_bytes
 from .timing import median_ms
 from .torch_layer import Layer, Shapes
 
@@ -93,15 +94,6 @@ class TorchBackend:
         kv = 2 * (batch * context + tokens) * s.kv_heads * s.head_dim
         work = tokens * (4 * s.hidden + 3 * s.inner * max(1, s.chosen))
         needed = 4 * (kv + work)
-        free = self._free_bytes()
+        free = free_bytes(self.device)
         if needed > SPARE * free:
             raise TooLargeError(f"it needs {needed / 2**30:.1f} GiB, {free / 2**30:.1f} are free")
-
-    def _free_bytes(self) -> int:
-        if self.device == "cuda":
-            return int(self.torch.cuda.mem_get_info()[0])
-        with open("/proc/meminfo") as file:  # noqa: PTH123
-            for line in file:
-                if line.startswith("MemAvailable"):
-                    return 1024 * int(line.split()[1])
-        return 2**62

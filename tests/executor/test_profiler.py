@@ -13,6 +13,7 @@ import pytest
 from executor.profiler.engine_process import GUARD
 from executor.profiler.grid import Grid, Time, TooLargeError
 from executor.profiler.points import Measurements, OtherRunError
+from executor.profiler.run import fitting
 from executor.profiler.waiting import Clock
 
 FOREVER = lambda: True  # noqa: E731
@@ -89,6 +90,14 @@ def test_time_that_is_up_leaves_whole_rows_and_says_what_is_open() -> None:
     assert found.xs == [1, 4096]
 
 
+def test_kv_that_does_not_fit_halves_batch_then_context() -> None:
+    assert fitting(256, 8192, 1e9) == (256, 8192)
+    assert fitting(256, 8192, 64 * (8192 + 128)) == (64, 8192)
+    assert fitting(16, 512, 4 * (256 + 128)) == (4, 256)
+    with pytest.raises(TooLargeError, match="too few"):
+        fitting(16, 512, 100.0)
+
+
 def header(hidden: int = 8) -> dict:
     return {"config": {"hidden_size": hidden}, "dtype": "float32", "machine": {"name": "m"}}
 
@@ -123,7 +132,9 @@ def test_the_clock_takes_off_what_a_child_waited_for_its_core() -> None:
     children = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(2)]
     try:
         clock = Clock()
-        time.sleep(0.3)
+        clock.find()  # this process has run longest so far
+        clock._found_at -= 10.0
+        time.sleep(0.5)
         clock.find()
         waited, wall = clock.waited_s(), time.perf_counter()
         ms = clock.ms()
