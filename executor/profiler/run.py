@@ -54,7 +54,7 @@ class Run:
         self.context = options.max_context or context
         self.tokens = options.max_tokens or tokens
         self.sizes = options.tp or _sizes(measured.data["machine"]["count"])
-        self.tp, self.part_ends, self.done = 1, 0.0, 0
+        self.tp = 1
 
     def everything(self) -> None:
         """All tensor parallel sizes, links between processes, and the whole engine."""
@@ -77,7 +77,8 @@ class Run:
                 if serving is not None:
                     serving.wait_ready()
                     points = SERVING_CUDA if self.device == "cuda" else SERVING
-                    data["serving"] = measure_serving(serving, points, self.say)
+                    fit = [p for p in points if p[0] <= self.batch and p[1] <= self.context]
+                    data["serving"] = measure_serving(serving, fit, self.say)
                     self.measured.save()
             finally:
                 if serving is not None:

@@ -56,7 +56,7 @@ def test_vllms_own_steps_predict_its_own_runs(tmp_path: Path) -> None:
     assert found.backend == "vllm" and found.kernels["1"].startswith("vLLM attention")
     profile = profile_of(found, "small", found.gpu("CPU"))
     assert {row.phase for row in profile.tables[1].rows} == {"decode", "prefill", "mixed"}
-    assert len(profile.engine) == 3
+    assert len(profile.engine) == 2  # the third run has more requests than the grid's batch
     node = NodeClass("CPU x1", profile.gpu, 1, Link.PCIE, 1.0, 1.0)
     rows = {1: profile.tables[1].rows}
     performance = performance_of(profile.gpu, profile.model, rows, ())
