@@ -17,6 +17,7 @@ from typing import Any, TextIO
 from .waiting import Clock
 
 WARM_STEPS = 2
+BLOCKER_TOKENS = 48
 MORE_STEPS = 6  # started beyond those asked for: the last ones lack requests that ended
 
 
@@ -89,9 +90,15 @@ class Work:
             self._fill(batch, context)
         times = []
         for _ in range(repeats):
-            for number in range(batch):
-                self._add(self._prompt(number, context) + self._fresh(each), 1)
-            started = self.clock.ms()
+            prompts = [self._prompt(n, context) + self._fresh(each) for n in range(batch)]
+            if batch > 1:  # another step is under way when they come, so that one takes them all
+                blocker = self._add(self._fresh(BLOCKER_TOKENS), 1)
+                for prompt in prompts:
+                    self._add(prompt, 1)
+                started = self._finished_at(blocker)
+            else:
+                started = self.clock.ms()
+                self._add(prompts[0], 1)
             self._finish()
             times.append(self.clock.ms() - started)
         return {"ms": times}
@@ -208,6 +215,13 @@ class Work:
         self.count += 1
         self.engine.add_request(str(self.count), {"prompt_token_ids": prompt}, settings)
         return str(self.count)
+
+    def _finished_at(self, name: str) -> float:
+        """When a request's step ended."""
+        while self.engine.has_unfinished_requests():
+            if any(one.request_id == name for one in self.engine.step()):
+                break
+        return self.clock.ms()
 
     def _finish(self) -> None:
         while self.engine.has_unfinished_requests():

@@ -89,7 +89,7 @@ class Run:
         from .serving import measure_serving
         from .vllm_backend import VllmBackend
 
-        config, options = self.measured.data["config"], self._engine_options(False)
+        config, options = self.measured.data["config"], self._engine_options()
         with tempfile.TemporaryDirectory() as folder, self._log() as log:
             layers = (config["num_hidden_layers"],)
             backend = VllmBackend(config, Path(folder), layers, self.sizes[0], options, log)
@@ -228,9 +228,9 @@ class Run:
         from .vllm_backend import VllmBackend
 
         depths = (self.options.depths[0], self.options.depths[1])
-        return VllmBackend(data["config"], folder, depths, tp, self._engine_options(True), log)
+        return VllmBackend(data["config"], folder, depths, tp, self._engine_options(), log)
 
-    def _engine_options(self, in_process: bool) -> dict[str, Any]:
+    def _engine_options(self) -> dict[str, Any]:
         return {
             "dtype": self.measured.data["dtype"],
             "cores": self.options.cores,
@@ -238,7 +238,6 @@ class Run:
             "kv_tokens": self.batch * (self.context + SPARE_TOKENS) + 2 * self.tokens,
             "step_tokens": max(self.tokens + self.batch, self.batch * 4),
             "sequences": self.batch + 4,
-            "in_process": in_process,
             # Several engines share the GPU; their KV has a size of its own.
             "more": {"gpu_memory_utilization": 0.25} if self.device == "cuda" else {},
         }
@@ -251,7 +250,7 @@ class Run:
         from .vllm_backend import VllmBackend
 
         layers = (self.options.depths[1],)
-        return VllmBackend(data["config"], folder, layers, 1, self._engine_options(False), log)
+        return VllmBackend(data["config"], folder, layers, 1, self._engine_options(), log)
 
     def _log(self) -> Any:
         path = self.options.out.with_suffix(".log")

@@ -108,10 +108,7 @@ class VllmBackend:
 
     def _environment(self) -> dict[str, str]:
         bind = "|".join(self.options["cores"][: self.tp])
-        in_process = self.options["in_process"]
         return {
-            # In one process a step takes what was asked before it, no more and no less.
-            **({"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if in_process else {}),
             "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "WARNING",
             "VLLM_CPU_OMP_THREADS_BIND": bind, "VLLM_NO_USAGE_STATS": "1",
             "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo",

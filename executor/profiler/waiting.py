@@ -11,10 +11,11 @@ import time
 from pathlib import Path
 
 FIND_EVERY_S = 2.0
+WORKER = "VLLM::Worker"  # does the work; vLLM's other processes poll for it
 
 
 class Clock:
-    """Milliseconds of work, by the busiest thread of this process and its children."""
+    """Milliseconds of work, by the busiest thread of the worker (or of all processes)."""
 
     def __init__(self) -> None:
         self._thread: Path | None = None
@@ -29,6 +30,7 @@ class Clock:
         self._found_at = time.monotonic()
         before = self.waited_s()
         pids = [os.getpid(), *_descendants(os.getpid())]
+        pids = [pid for pid in pids if _name(pid).startswith(WORKER)] or pids
         threads = [task for pid in pids for task in _tasks(pid)]
         ran = {task: _schedstat(task)[0] for task in threads}
         # Since the last look: what compiled the model at the start may have run longest of all.
@@ -54,6 +56,13 @@ def _schedstat(task: Path) -> tuple[float, float]:
     except (OSError, ValueError):
         return 0.0, 0.0
     return int(ran) / 1e9, int(waited) / 1e9
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text()
+    except OSError:
+        return ""
 
 
 def _tasks(pid: int) -> list[Path]:
