@@ -8,7 +8,7 @@ short run at 3 layers. Then predicts TPOT and throughput of a real vLLM with 6 l
 model and runs that: closed loops over requests in flight, prompt and output. `layer_share` is the
 layers' part of a decode step at 3 layers; `waited_share` the part of a run in which the engine's
 thread waited for a core that others had (taken off, see executor/profiler/waiting.py). Every real
-run is made three times and the fastest counts, as the fastest of five bursts does in the profile;
+run is made twice and the faster counts, as the fastest of five bursts does in the profile;
 `all_runs_*` are the errors against all runs.
 """
 

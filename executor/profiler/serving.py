@@ -8,9 +8,9 @@ from typing import Any
 
 from .vllm_backend import VllmBackend
 
-COUNTED = 3  # requests counted, per request in flight (at least LEAST_REQUESTS)
+COUNTED = 2  # requests counted, per request in flight (at least LEAST_REQUESTS)
 LEAST_REQUESTS = 6
-RUNS = 3  # the fastest counts: what else happens on a machine only ever adds to a time
+RUNS = 2  # the fastest counts: what else happens on a machine only ever adds to a time
 
 
 def measure_serving(
@@ -19,10 +19,10 @@ def measure_serving(
     """TPOT and throughput at points of (requests in flight, prompt, output)."""
     found = []
     engine = backend.engines[0]
+    engine.ask_once("serve", concurrency=2, prompt=64, output=16, requests=2)  # warm-up
     for concurrency, prompt, output in points:
         say(f"serving {concurrency} requests of {prompt} + {output} tokens")
         asked = {"concurrency": concurrency, "prompt": prompt, "output": output}
-        engine.ask_once("serve", **asked, requests=1)
         wanted = max(LEAST_REQUESTS, COUNTED * concurrency)
         runs = [engine.ask_once("serve", **asked, requests=wanted) for _ in range(RUNS)]
         run = min(runs, key=lambda one: statistics.fmean(one["tpot_ms"]))
