@@ -11,7 +11,7 @@ from planner.errors import InputError
 from planner.perf.allreduce import LinkFit
 from planner.perf.grids import Line
 from planner.perf.model import ALL_REDUCES_PER_LAYER
-from planner.perf.points import LayerPoint, layer_of_depths, rows_of
+from planner.perf.points import LayerPoint, layer_of_depths, rows_of, whole_grid
 from planner.perf.roofline import HALF_BYTES
 from planner.perf.tables import LayerRow
 from planner.shapes import model_from_config
@@ -156,11 +156,7 @@ class Measurements(_Strict):
         mine = [point for point in self.points if point.tp == tp]
         head = {one.rows: one.ms for one in self.head if one.tp == tp}
         if self.backend == "torch":
-            return tuple(
-                LayerRow(p.kind, p.batch, p.tokens, p.context, p.linear_ms, p.attention_ms,
-                         _near(head, 1 if p.kind == "prefill" else p.batch), self.source)
-                for p in mine
-            )  # fmt: skip
+            return _torch_rows(mine, head, self.source)
         reduce = self.all_reduce().get(tp)
         points = []
         for p in mine:
@@ -200,6 +196,23 @@ def hop_fit(links: Links) -> LinkFit | None:
 
 def _columns(rows: list[Message]) -> tuple[list[float], list[float]]:
     return [float(row.bytes) for row in rows], [row.ms for row in rows]
+
+
+def _torch_rows(
+    points: list[RawPoint], head: dict[int, float], source: str
+) -> tuple[LayerRow, ...]:
+    """Rows of points whose parts were timed apart, holes left out."""
+    decode = whole_grid((p.batch, p.context) for p in points if p.kind == "decode")
+    single = [p for p in points if p.kind == "prefill" and p.batch == 1]
+    prefill = whole_grid((p.tokens, p.context) for p in single)
+    return tuple(
+        LayerRow(p.kind, p.batch, p.tokens, p.context, p.linear_ms, p.attention_ms,
+                 _near(head, 1 if p.kind == "prefill" else p.batch), source)
+        for p in points
+        if (p.kind == "mixed")
+        or (p.kind == "decode" and (p.batch, p.context) in decode)
+        or (p in single and (p.tokens, p.context) in prefill)
+    )  # fmt: skip
 
 
 def _near(head: dict[int, float], rows: int) -> float:

@@ -14,7 +14,7 @@ Source: docs/formulation.md, section 1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,25 +54,48 @@ def layer_of_depths(shallow_ms: float, deep_ms: float, depths: tuple[int, int], 
     return layer_ms
 
 
+def whole_grid(found: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
+    """What is left of points (x, y) when the lines with the most holes are taken out.
+
+    A refinement that ran out of time leaves a line in part; a table has no holes.
+    """
+    kept = set(found)
+    while kept:
+        xs, ys = {x for x, _ in kept}, {y for _, y in kept}
+        holes = [(x, y) for x in xs for y in ys if (x, y) not in kept]
+        if not holes:
+            break
+        of_x = {x: sum(hole[0] == x for hole in holes) / len(ys) for x in xs}
+        of_y = {y: sum(hole[1] == y for hole in holes) / len(xs) for y in ys}
+        worst_x, worst_y = (max(of, key=lambda k: (of[k], k)) for of in (of_x, of_y))
+        if of_x[worst_x] >= of_y[worst_y]:
+            kept = {(x, y) for x, y in kept if x != worst_x}
+        else:
+            kept = {(x, y) for x, y in kept if y != worst_y}
+    return kept
+
+
 def rows_of(
     points: Sequence[LayerPoint], head_ms: dict[int, float], source: str
 ) -> tuple[LayerRow, ...]:
-    """Rows of one table; `head_ms` by rows of logits, at the nearest measured number.
+    """Rows of one table, holes left out; `head_ms` by rows of logits.
 
     Raises NoisyProfileError: no decode or no prefill points.
     """
     decode = {(p.batch, p.context): p.layer_ms for p in points if p.kind == "decode"}
+    decode = {key: decode[key] for key in whole_grid(decode)}
     prompts = [p for p in points if p.kind == "prefill"]
     if not decode or not any(p.batch == 1 and p.context == 0 for p in prompts):
         raise NoisyProfileError("a profile needs decode points, and prefill ones without context")
     linear = {batch: linear_of_batch(batch, decode) for batch, _ in decode}
     factor = attention_factor(prompts)
+    prefill = whole_grid((p.tokens, p.context) for p in prompts if p.batch == 1)
     rows = [
         LayerRow("decode", b, b, c, *_split(ms, ms - linear[b]), _head(head_ms, b), source)
         for (b, c), ms in sorted(decode.items())
     ]
     for point in sorted(prompts, key=lambda p: (p.context, p.tokens)):
-        if point.batch == 1:
+        if point.batch == 1 and (point.tokens, point.context) in prefill:
             n, c = point.tokens, point.context
             parts = _split(point.layer_ms, factor * (n * c + n * n / 2.0))
             rows.append(LayerRow("prefill", 1, n, c, *parts, _head(head_ms, 1), source))

@@ -14,7 +14,7 @@ from planner.known import Known
 from planner.perf.allreduce import AllReduce
 from planner.perf.calibrate import fit_roofline
 from planner.perf.model import PerformanceModel
-from planner.perf.points import LayerPoint, NoisyProfileError, layer_of_depths, rows_of
+from planner.perf.points import LayerPoint, NoisyProfileError, layer_of_depths, rows_of, whole_grid
 from planner.perf.repair import repair
 from planner.perf.roofline import Calibration, Roofline
 from planner.perf.serving import Loop, loop_figures
@@ -74,6 +74,16 @@ def test_points_that_contradict_each_other_are_refused() -> None:
         layer_of_depths(3.0, 3.0, (1, 3), "x")
     with pytest.raises(NoisyProfileError, match="needs decode points"):
         rows_of([p for p in points() if p.kind == "decode"], {}, "t")
+
+
+def test_lines_that_were_left_in_part_are_taken_out() -> None:
+    grid = {(x, y) for x in (1, 4, 16) for y in (32, 512)}
+    assert whole_grid(grid) == grid
+    assert whole_grid(grid | {(16, 128)}) == grid  # two others were not reached
+    assert len(whole_grid(grid | {(1, 128), (16, 128)})) == 6  # without (4, 128): either line
+    assert whole_grid(grid | {(8, 512)}) == grid
+    more = [*points(), LayerPoint("decode", 8, 8, 512, 1.0), LayerPoint("prefill", 1, 32, 0, 1.2)]
+    LayerTable.of("t", rows_of(more, {1: 0.1}, "t"))
 
 
 def table_rows() -> list[LayerRow]:
