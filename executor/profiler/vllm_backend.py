@@ -19,6 +19,7 @@ from .grid import Time, TooLargeError
 ROUNDS, LEAST_ROUNDS = 5, 3
 POINT_S = 5.0  # after which a point has its least rounds at most
 STEPS, REPEATS = 12, 3
+WARM_BURSTS = 3  # of an engine that has just started
 SLACK = 1.3  # of KV memory: blocks are not full
 
 
@@ -45,7 +46,10 @@ class VllmBackend:
     def wait_ready(self) -> None:
         """Raises EngineError."""
         for engine in self.engines:
-            engine.wait_ready()
+            if not engine.kernels:
+                engine.wait_ready()
+                for _ in range(WARM_BURSTS):
+                    engine.ask_once("decode", batch=2, context=48, steps=STEPS)
 
     @property
     def kernels(self) -> str:
