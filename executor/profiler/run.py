@@ -96,8 +96,12 @@ class Run:
             try:
                 self.say("starting the engine as it serves")
                 backend.wait_ready()
-                found = measure_serving(backend, [(b, p, o) for b, p, o in points], self.say)
-                self.measured.data["serving"] = found
+                kept = self.measured.data.setdefault("serving", [])
+                for b, p, o in points:
+                    known = [(one["concurrency"], one["prompt"], one["output"]) for one in kept]
+                    if (b, p, o) not in known:
+                        kept += measure_serving(backend, [(b, p, o)], self.say)
+                        self.measured.save()
             finally:
                 backend.end()
 

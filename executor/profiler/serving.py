@@ -19,7 +19,7 @@ def measure_serving(
     """TPOT and throughput at points of (requests in flight, prompt, output)."""
     found = []
     engine = backend.engines[0]
-    engine.ask_once("serve", concurrency=2, prompt=64, output=16, requests=2)  # warm-up
+    engine.ask_once("serve", concurrency=2, prompt=32, output=8, requests=2)  # warm-up
     for concurrency, prompt, output in points:
         say(f"serving {concurrency} requests of {prompt} + {output} tokens")
         asked = {"concurrency": concurrency, "prompt": prompt, "output": output}
