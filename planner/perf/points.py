@@ -19,14 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.errors import CoralError
+from planner.perf.depths import LEAST_SHARE, NoisyProfileError
 from planner.perf.tables import LayerRow
-
-LEAST_SHARE = 0.01  # of a layer, for a part that noise hides: a table has no zeros
-
-
-class NoisyProfileError(CoralError):
-    """Measured times that contradict each other."""
 
 
 @dataclass(frozen=True, slots=True)
