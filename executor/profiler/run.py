@@ -90,18 +90,20 @@ class Run:
         from .vllm_backend import VllmBackend
 
         config, options = self.measured.data["config"], self._engine_options()
+        kept = self.measured.data.setdefault("serving", [])
+        known = [(one["concurrency"], one["prompt"], one["output"]) for one in kept]
+        left = [(b, p, o) for b, p, o in points if (b, p, o) not in known]
+        if not left:
+            return
         with tempfile.TemporaryDirectory() as folder, self._log() as log:
             layers = (config["num_hidden_layers"],)
             backend = VllmBackend(config, Path(folder), layers, self.sizes[0], options, log)
             try:
                 self.say("starting the engine as it serves")
                 backend.wait_ready()
-                kept = self.measured.data.setdefault("serving", [])
-                for b, p, o in points:
-                    known = [(one["concurrency"], one["prompt"], one["output"]) for one in kept]
-                    if (b, p, o) not in known:
-                        kept += measure_serving(backend, [(b, p, o)], self.say)
-                        self.measured.save()
+                for point in left:
+                    kept += measure_serving(backend, [point], self.say)
+                    self.measured.save()
             finally:
                 backend.end()
 
