@@ -237,6 +237,26 @@ def m008_seed_imports(connection: duckdb.DuckDBPyConnection) -> None:
     )
 
 
+def m009_profiles(connection: duckdb.DuckDBPyConnection) -> None:
+    """Profiles of one's own: what was imported, throughput beside TPOT, hops."""
+    connection.execute(
+        """
+        ALTER TABLE engine_point ADD COLUMN layers INTEGER;
+        ALTER TABLE engine_point ADD COLUMN measured_throughput_rps DOUBLE;
+        ALTER TABLE engine_point ADD COLUMN predicted_throughput_rps DOUBLE;
+        ALTER TABLE engine_point ADD COLUMN source TEXT;
+        CREATE TABLE profile (
+            model TEXT NOT NULL, dtype TEXT NOT NULL, gpu_profile TEXT NOT NULL,
+            tensor_parallel_size INTEGER NOT NULL, imported_at TIMESTAMPTZ NOT NULL,
+            rows INTEGER NOT NULL, lifted INTEGER NOT NULL, outliers INTEGER NOT NULL,
+            source TEXT NOT NULL, provenance JSON NOT NULL);
+        CREATE TABLE hop (
+            gpu_profile TEXT NOT NULL, message_bytes BIGINT NOT NULL, hop_ms DOUBLE NOT NULL,
+            source TEXT NOT NULL);
+        """
+    )
+
+
 MIGRATIONS: tuple[Migration, ...] = (
     m001_seed_tables,
     m002_decisions,
@@ -246,6 +266,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     m006_class_worth,
     m007_demand_history,
     m008_seed_imports,
+    m009_profiles,
 )
 
 

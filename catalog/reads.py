@@ -366,3 +366,38 @@ def read_latest_fleet(connection: duckdb.DuckDBPyConnection, scenario: str) -> S
         {workload: demand for workload, demand, _ in services},
         {workload: served for workload, _, served in services},
     )
+
+
+def read_table_list(
+    connection: duckdb.DuckDBPyConnection,
+) -> tuple[list[str], list[tuple[object, ...]]]:
+    """Every layer table, one's own first."""
+    found = connection.execute(
+        "SELECT l.model, l.dtype, l.gpu_profile AS gpu, l.tensor_parallel_size AS tp, "
+        "count(*) AS rows, any_value(p.lifted) AS lifted, any_value(p.outliers) AS outliers, "
+        "any_value(p.imported_at) AS imported_at, "
+        "any_value(e.runs) AS engine_runs, min(l.source) AS source "
+        "FROM layer_profile l LEFT JOIN profile p USING "
+        "(model, dtype, gpu_profile, tensor_parallel_size) "
+        "LEFT JOIN (SELECT model, gpu_profile, tensor_parallel_size, count(*) AS runs "
+        "FROM engine_point GROUP BY ALL) e USING (model, gpu_profile, tensor_parallel_size) "
+        "GROUP BY l.model, l.dtype, l.gpu_profile, l.tensor_parallel_size "
+        "ORDER BY imported_at DESC NULLS LAST, l.model, l.gpu_profile, l.dtype, tp"
+    )
+    columns = [column[0] for column in found.description or []]
+    return columns, found.fetchall()
+
+
+def read_engine_points(
+    connection: duckdb.DuckDBPyConnection, model: str, gpu_profile: str, size: int
+) -> list[tuple[int, int, int, float, float, float | None, float | None, int | None, str]]:
+    """Runs of the whole engine: input, output, concurrency, TPOT, requests/s, layers, split.
+
+    Measured before predicted; predictions are without the engine's overhead.
+    """
+    return connection.execute(
+        "SELECT input_tokens, output_tokens, concurrency, measured_tpot_ms, predicted_tpot_ms, "
+        "measured_throughput_rps, predicted_throughput_rps, layers, split FROM engine_point "
+        "WHERE model = ? AND gpu_profile = ? AND tensor_parallel_size = ? ORDER BY ALL",
+        [model, gpu_profile, size],
+    ).fetchall()

@@ -227,6 +227,113 @@ def write_profile(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class ProfileRows:
+    """A profile as plain values, for `write_measured`."""
+
+    gpu: GpuSpec
+    model: ModelSpec
+    # by size: (phase, batch, tokens, context, linear_ms, attention_ms, communication_ms, head_ms,
+    # source)
+    layers: Mapping[int, Sequence[Sequence[object]]]
+    all_reduce: Sequence[tuple[int, int, float]]  # size, message bytes, ms
+    hop: Sequence[tuple[int, float]]  # message bytes, ms
+    # (size, input, output, concurrency, measured TTFT, measured and predicted TPOT, layers,
+    # measured and predicted requests/s)
+    engine: Sequence[Sequence[object]]
+    lifted: Mapping[int, int]
+    outliers: Mapping[int, int]
+    source: str
+    provenance: Mapping[str, object]
+
+
+def write_measured(
+    connection: duckdb.DuckDBPyConnection, profile: ProfileRows, now: datetime
+) -> None:
+    """Take in a profile in place of earlier tables of the same model, dtype, GPU and size.
+
+    A GPU or model that is there stays as it is.
+    """
+    gpu, model = profile.gpu, profile.model
+    connection.execute(
+        "INSERT INTO gpu SELECT ?, ?, ?, ?, ?, ?, ?, ? "
+        "WHERE NOT EXISTS (SELECT 1 FROM gpu WHERE gpu = ?)",
+        [gpu.name, gpu.profile_name, gpu.memory_gib, gpu.memory_bandwidth_gbyte_per_s,
+         gpu.half_tflops, gpu.power_w, gpu.compute_capability, profile.source, gpu.name],
+    )  # fmt: skip
+    known = connection.execute("SELECT 1 FROM model WHERE model = ?", [model.name]).fetchall()
+    if not known:
+        shapes = {**asdict(model), "model": model.name, "note": profile.source}
+        del shapes["name"]
+        _insert_frame(connection, "model", [shapes])
+    for size, rows in profile.layers.items():
+        key = [model.name, model.dtype, gpu.profile_name, size]
+        where = "WHERE model = ? AND dtype = ? AND gpu_profile = ? AND tensor_parallel_size = ?"
+        connection.execute(f"DELETE FROM layer_profile {where}", key)
+        connection.execute(f"DELETE FROM profile {where}", key)
+        _insert(
+            connection,
+            "INSERT INTO layer_profile (model, dtype, gpu_profile, tensor_parallel_size, "
+            "expert_parallel_size, phase, batch, tokens, context, linear_ms, attention_ms, "
+            "communication_ms, head_ms, source) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [(*key, int(model.is_moe), *row) for row in rows],
+        )
+        connection.execute(
+            "INSERT INTO profile VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [*key, now, len(rows), profile.lifted[size], profile.outliers[size], profile.source,
+             json.dumps(dict(profile.provenance))],
+        )  # fmt: skip
+    for size in {size for size, _, _ in profile.all_reduce}:
+        connection.execute(
+            "DELETE FROM all_reduce WHERE gpu_profile = ? AND tensor_parallel_size = ?",
+            [gpu.profile_name, size],
+        )
+    _insert(
+        connection,
+        "INSERT INTO all_reduce (gpu_profile, tensor_parallel_size, message_bytes, all_reduce_ms, "
+        "source) VALUES (?, ?, ?, ?, ?)",
+        [(gpu.profile_name, *row, profile.source) for row in profile.all_reduce],
+    )
+    if profile.hop:
+        connection.execute("DELETE FROM hop WHERE gpu_profile = ?", [gpu.profile_name])
+    _insert(
+        connection,
+        "INSERT INTO hop (gpu_profile, message_bytes, hop_ms, source) VALUES (?, ?, ?, ?)",
+        [(gpu.profile_name, *row, profile.source) for row in profile.hop],
+    )
+    for engine_size in {row[0] for row in profile.engine}:
+        connection.execute(
+            "DELETE FROM engine_point WHERE model = ? AND gpu_profile = ? "
+            "AND tensor_parallel_size = ?",
+            [model.name, gpu.profile_name, engine_size],
+        )
+    _insert(
+        connection,
+        "INSERT INTO engine_point (model, gpu_profile, split, tensor_parallel_size, input_tokens, "
+        "output_tokens, concurrency, measured_ttft_ms, measured_tpot_ms, predicted_tpot_ms, "
+        "layers, measured_throughput_rps, predicted_throughput_rps, source) "
+        "VALUES (?, ?, 'fit', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [(model.name, gpu.profile_name, *row, profile.source) for row in profile.engine],
+    )
+
+
+def write_calibration(
+    connection: duckdb.DuckDBPyConnection, gpu_profile: str, scope: str, dtype: str,
+    factors: tuple[float, float, float], source: str,
+) -> None:  # fmt: skip
+    """Roofline factors (compute and bandwidth efficiency, overhead in us) in place of earlier."""
+    key = [gpu_profile, scope, dtype]
+    connection.execute(
+        "DELETE FROM calibration WHERE gpu_profile = ? AND scope = ? AND dtype = ?", key
+    )
+    connection.execute(
+        "INSERT INTO calibration (gpu_profile, scope, dtype, compute_efficiency, "
+        "bandwidth_efficiency, fixed_overhead_us, measured, source) "
+        "VALUES (?, ?, ?, ?, ?, ?, true, ?)",
+        [*key, *factors, source],
+    )
+
+
 def _write_allocation(
     connection: duckdb.DuckDBPyConnection,
     decision_id: str,

@@ -6,25 +6,21 @@ Exit codes: 0 done, 1 failed for a reason outside the input, 2 the input is wron
 
 from __future__ import annotations
 
-import contextlib
-import json
-import logging
-import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from coral import __version__
+from coral.output import answer, answer_rows, flow_run, print_json
+from coral.profile import profile_app
 from coral.serving import Home, add_commands, refuse_taken
 
 if TYPE_CHECKING:
     from planner.scenario import ScenarioSpec
-
-Result = TypeVar("Result")
 
 app = typer.Typer(
     name="coral",
@@ -39,6 +35,7 @@ library_app = typer.Typer(
 app.add_typer(library_app, name="library")
 fleet_app = typer.Typer(help="The nodes that run the plan.", no_args_is_help=True)
 app.add_typer(fleet_app, name="fleet")
+app.add_typer(profile_app, name="profile")
 add_commands(app)
 
 Scenario = Annotated[
@@ -114,13 +111,13 @@ def quickstart(
 ) -> None:
     """Build the template library, plan with it, and show the plan beside its baseline."""
     _check_build(scenario, home, dask, workers, yes)
-    with _flow_run():
+    with flow_run():
         from coral.render import print_library, print_plan, summary
         from flows.quickstart import quickstart as run
 
         result = run(scenario, home, dask, workers)
     if as_json:
-        _print_json(summary(result.allocation))
+        print_json(summary(result.allocation))
         return
     print_library(result.library)
     print_plan(result.allocation)
@@ -137,12 +134,12 @@ def library_build(
 ) -> None:
     """Solve the placement of every combination of nodes that the database does not hold yet."""
     _check_build(scenario, home, dask, workers, yes)
-    with _flow_run():
+    with flow_run():
         from coral.render import library_summary, print_library
         from flows.build_library import build_library as run
 
         result = run(scenario, home, dask, workers)
-    _answer(result, as_json, library_summary, print_library)
+    answer(result, as_json, library_summary, print_library)
 
 
 @app.command()
@@ -164,12 +161,12 @@ def allocate(
         _answer_what_if(scenario, what_if, home, as_json)
         return
     _check(scenario, home)
-    with _flow_run():
+    with flow_run():
         from coral.render import print_plan, summary
         from flows.allocate import allocate as run
 
         result = run(scenario, home)
-    _answer(result, as_json, summary, print_plan)
+    answer(result, as_json, summary, print_plan)
 
 
 @library_app.command("show")
@@ -189,7 +186,7 @@ def library_show(
     from tasks.library_view import show_library
 
     columns, rows = show_library(home, workload, phase, gpu, nodes, sort, limit)
-    _answer_rows(columns, rows, as_json)
+    answer_rows(columns, rows, as_json)
 
 
 @library_app.command("sensitivity")
@@ -213,12 +210,12 @@ def library_sensitivity(
     _check_build(
         scenario, home, dask, workers, yes, lambda spec: with_caps(spec, max_nodes, memory_ratio)
     )
-    with _flow_run():
+    with flow_run():
         from coral.render import print_sensitivity, sensitivity_summary
         from flows.sensitivity import library_sensitivity as run
 
         result = run(scenario, home, max_nodes, memory_ratio, dask, workers)
-    _answer(result, as_json, sensitivity_summary, print_sensitivity)
+    answer(result, as_json, sensitivity_summary, print_sensitivity)
 
 
 @app.command()
@@ -238,7 +235,7 @@ def explain(
 
     with progress_bars():
         found = explain_latest(home, scenario, without)
-    _answer(found, as_json, explanation_summary, print_explanation)
+    answer(found, as_json, explanation_summary, print_explanation)
 
 
 @app.command()
@@ -299,12 +296,12 @@ def compare(
         _check_build(scenario, home, dask, workers, yes, with_whole_nodes)
     else:
         _check(scenario, home)
-    with _flow_run():
+    with flow_run():
         from coral.render_compare import comparison_summary, print_comparison
         from flows.compare import compare as run
 
         result = run(scenario, home, suite, sweep, only, ablate, engine, deadline, dask, workers)
-    _answer(result, as_json, comparison_summary, print_comparison)
+    answer(result, as_json, comparison_summary, print_comparison)
 
 
 @app.command()
@@ -335,24 +332,24 @@ def simulate(
     if plan != "latest":
         _fail(f"unknown plan {plan!r}: latest is the one that can be simulated", 2)
     _check(scenario, home)
-    with _flow_run():
+    with flow_run():
         from coral.render_simulation import print_simulation, simulation_summary
         from flows.simulate import simulate as run
 
         result = run(scenario, home, trace, minutes, load, seed)
-    _answer(result, as_json, simulation_summary, print_simulation)
+    answer(result, as_json, simulation_summary, print_simulation)
 
 
 @app.command()
 def operate(scenario: Scenario = "core", home: Home = None, as_json: Json = False) -> None:
     """Plan from where the fleet stands and move it by the difference."""
     _check(scenario, home)
-    with _flow_run():
+    with flow_run():
         from coral.render import print_round, round_summary
         from flows.operate import operate as run
 
         result = run(scenario, home)
-    _answer(result, as_json, round_summary, print_round)
+    answer(result, as_json, round_summary, print_round)
     if result.stopped:
         raise typer.Exit(1)
 
@@ -385,12 +382,12 @@ def serve_local(
     check_engines(resolve_home(home), spec.fleet, to_be_made=True)
     if port is not None:
         refuse_taken("127.0.0.1", port)
-    with _flow_run():
+    with flow_run():
         from coral.render_local import local_summary, print_local
         from flows.serve_local import serve_local as run
 
         result = run(scenario, home, requests, concurrency, port)
-    _answer(result, as_json, local_summary, print_local)
+    answer(result, as_json, local_summary, print_local)
     if any(one.measured.failed for one in result.served):
         raise typer.Exit(1)
 
@@ -401,7 +398,7 @@ def fleet_list(home: Home = None, as_json: Json = False) -> None:
     from tasks.fleet_view import list_fleet
 
     columns, rows = list_fleet(home)
-    _answer_rows(columns, rows, as_json)
+    answer_rows(columns, rows, as_json)
 
 
 @app.command()
@@ -418,7 +415,7 @@ def down(
         raise typer.Exit(0)
     ended = end_fleet(home)
     if as_json:
-        _print_json({"terminated": ended})
+        print_json({"terminated": ended})
         return
     typer.echo(f"{ended} nodes terminated.")
 
@@ -436,7 +433,7 @@ def sql(
     from tasks.home import open_catalog
 
     columns, rows = open_catalog(home).query(query)
-    _answer_rows(columns, rows, as_json)
+    answer_rows(columns, rows, as_json)
 
 
 def _answer_what_if(scenario: str, files: list[Path], home: str | None, as_json: bool) -> None:
@@ -446,7 +443,7 @@ def _answer_what_if(scenario: str, files: list[Path], home: str | None, as_json:
 
     with progress_bars():
         found = what_if(scenario, files, home)
-    _answer(found, as_json, what_if_summary, print_what_if)
+    answer(found, as_json, what_if_summary, print_what_if)
 
 
 def _check(scenario: str, home: str | None) -> None:
@@ -484,60 +481,6 @@ def _check_build(
     if not typer.confirm(f"{estimate.describe()}. Start?", err=True):
         typer.echo("nothing was built", err=True)
         raise typer.Exit
-
-
-@contextlib.contextmanager
-def _flow_run() -> Iterator[None]:
-    """Run a flow quietly, with a progress bar on a terminal."""
-    # Prefect and Dask log every start and stop; errors reach the user as one sentence instead.
-    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")
-    os.environ.setdefault("PREFECT_LOGGING_ROOT_LEVEL", "CRITICAL")
-    os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
-    os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
-    os.environ.setdefault("DO_NOT_TRACK", "1")
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)
-    from coral.progress import progress_bars
-
-    with progress_bars():
-        yield
-
-
-def _answer(
-    result: Result,
-    as_json: bool,
-    as_object: Callable[[Result], dict[str, Any]],
-    show: Callable[[Result], None],
-) -> None:
-    """A result as one JSON object, or as people read it."""
-    if as_json:
-        _print_json(as_object(result))
-    else:
-        show(result)
-
-
-def _answer_rows(columns: list[str], rows: list[tuple[object, ...]], as_json: bool) -> None:
-    """A table as one JSON object, or as people read it."""
-    from coral.render import print_rows
-
-    if as_json:
-        _print_json({"columns": columns, "rows": [list(row) for row in rows]})
-    else:
-        print_rows(columns, rows)
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    typer.echo(json.dumps(_plain(value), default=str, allow_nan=False))
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they become null."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
 
 
 def _fail(message: str, code: int) -> None:

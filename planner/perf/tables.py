@@ -17,8 +17,8 @@ LARGEST_FALL = 0.4  # of a time by more work, that still counts as noise
 class LayerRow:
     """One measured point of one layer; times in ms, communication left out."""
 
-    phase: str  # 'prefill' | 'decode'
-    batch: int
+    phase: str  # 'prefill' | 'decode' | 'mixed'
+    batch: int  # sequences; of a mixed step its decodes
     tokens: int  # new tokens in the step over all sequences
     context: int  # cached tokens of each sequence
     linear_ms: float  # GEMMs, experts and element-wise work
@@ -33,7 +33,7 @@ class LayerTable:
 
     decode: Surface  # ms by (batch, context)
     decode_attention: Surface  # ms by (batch, context)
-    mixed_linear: Line  # ms by tokens of a step, decode and prefill points together
+    mixed_linear: Line  # ms by tokens of a step, points of all kinds together
     prefill_linear: Line  # ms by tokens
     prefill_attention: Surface  # ms of one sequence by (tokens, context)
     head: Line  # ms by rows of logits
@@ -50,6 +50,7 @@ class LayerTable:
         decode = [row for row in rows if row.phase == "decode"]
         # Rows of several sequences only shorten the attention part, which is summed by sequence.
         prefill = [row for row in rows if row.phase == "prefill" and row.batch == 1]
+        mixed = [row for row in rows if row.phase == "mixed"]
         if not decode or not prefill:
             raise MissingProfileError(f"profile {name}: it needs both prefill and decode rows")
         for row in rows:
@@ -86,8 +87,8 @@ class LayerTable:
             decode=decode_surface,
             decode_attention=decode_attention,
             mixed_linear=Line.of(
-                [row.tokens for row in (*decode, *prefill)],
-                [row.linear_ms for row in (*decode, *prefill)],
+                [row.tokens for row in (*decode, *prefill, *mixed)],
+                [row.linear_ms for row in (*decode, *prefill, *mixed)],
             ),
             prefill_linear=Line.of([r.tokens for r in prefill], [r.linear_ms for r in prefill]),
             prefill_attention=attention,

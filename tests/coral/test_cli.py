@@ -425,7 +425,8 @@ def test_every_command_is_documented(repository: Path) -> None:
     ).read_text()
     commands = (
         "quickstart,library build,library show,allocate,compare,explain,operate,fleet list,down,"
-        "sql,serve-local,controller,gateway,agent"
+        "sql,serve-local,controller,gateway,agent,profile run,profile import,profile show,"
+        "profile calibrate"
     )
     for command in commands.split(","):
         assert f"coral {command}" in readme, command
@@ -436,3 +437,59 @@ def test_a_template_reads_as_one_line() -> None:
 
     line = describe_template(template("x", Phase.DECODE, {"L40S x1": 1, "L4 x1": 2}, 1.0))
     assert line == "decode chat: [2x L4 x1 + L40S x1 | layers 0-3]"
+
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 512, "num_attention_heads": 4,
+    "intermediate_size": 1024, "vocab_size": 512, "num_hidden_layers": 3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "arguments", "said"),
+    [
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            (),
+            "GPT2LMHeadModel are unknown; supported: Llama",
+        ),
+        ({}, ("--device", "tpu"), "unknown device 'tpu': auto, cuda, cpu"),
+        ({}, ("--python", "nowhere"), "no interpreter at nowhere"),
+        ({}, ("--minutes", "0"), "--minutes"),
+        ({}, ("--device", "cpu", "--tp", "2"), "needs 2 core groups"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_sentence(
+    tmp_path: Path, change: dict, arguments: tuple[str, ...], said: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, **change}))
+    done = run_here("profile", "run", str(tmp_path), *arguments, home=tmp_path / "home")
+    assert done.returncode == 2
+    assert said in done.stderr and done.stderr.count("\n") == 1
+    assert not (tmp_path / "home").exists()
+
+
+def test_profiles_are_listed_shown_and_calibrated_on(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    done = run_here("profile", "show", "--json", home=home)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["columns"][:4] == ["model", "dtype", "gpu", "tp"] and len(found["rows"]) > 100
+    plot = tmp_path / "a.svg"
+    table = ("--model", "Qwen/Qwen3-32B", "--gpu", "H100", "--tp", "2")
+    done = run_here("profile", "show", *table, "--plot", str(plot), "--json", home=home)
+    shown = json.loads(done.stdout.splitlines()[-1])
+    assert shown["rows"] and shown["engine_overhead_ms"] > 0 and plot.exists()
+    assert "within" not in run_here("profile", "show", *table, home=home).stderr
+    done = run_here("profile", "calibrate", "A100-80GB", "--scope", "moe", "--json", home=home)
+    fitted = json.loads(done.stdout.splitlines()[-1])
+    assert 0 < fitted["leave_one_model_out_error_pct"] < 60
+    for arguments, said in (
+        (("show", "--model", "Qwen/Qwen3-32B"), "give both"),
+        (("show", "--model", "Qwen/Qwen3-33B", "--gpu", "H100"), "did you mean"),
+        (("import", str(tmp_path / "no.csv")), "no file"),
+        (("calibrate", "H100", "--scope", "all"), "dense or moe"),
+        (("calibrate", "H1000"), "unknown GPU 'H1000'"),
+    ):
+        done = run_here("profile", *arguments, home=home)
+        assert (done.returncode, done.stdout) == (2, ""), arguments
+        assert said in done.stderr and done.stderr.count("\n") == 1
