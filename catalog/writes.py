@@ -197,13 +197,10 @@ def write_profile(
     connection.execute("DELETE FROM gpu WHERE gpu = ?", [gpu.name])
     connection.execute(
         "INSERT INTO gpu VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        [gpu.name, profile, gpu.memory_gib, gpu.memory_bandwidth_gbyte_per_s, gpu.half_tflops,
-         gpu.power_w, gpu.compute_capability, source],
-    )  # fmt: skip
+        _gpu_row(gpu, source),
+    )
     connection.execute("DELETE FROM model WHERE model = ?", [model.name])
-    shapes = {**asdict(model), "model": model.name, "note": source}
-    del shapes["name"]
-    _insert_frame(connection, "model", [shapes])
+    _insert_model(connection, model, source)
     connection.execute(
         "DELETE FROM layer_profile WHERE model = ? AND dtype = ? AND gpu_profile = ?",
         [model.name, model.dtype, profile],
@@ -258,14 +255,11 @@ def write_measured(
     connection.execute(
         "INSERT INTO gpu SELECT ?, ?, ?, ?, ?, ?, ?, ? "
         "WHERE NOT EXISTS (SELECT 1 FROM gpu WHERE gpu = ?)",
-        [gpu.name, gpu.profile_name, gpu.memory_gib, gpu.memory_bandwidth_gbyte_per_s,
-         gpu.half_tflops, gpu.power_w, gpu.compute_capability, profile.source, gpu.name],
-    )  # fmt: skip
+        [*_gpu_row(gpu, profile.source), gpu.name],
+    )
     known = connection.execute("SELECT 1 FROM model WHERE model = ?", [model.name]).fetchall()
     if not known:
-        shapes = {**asdict(model), "model": model.name, "note": profile.source}
-        del shapes["name"]
-        _insert_frame(connection, "model", [shapes])
+        _insert_model(connection, model, profile.source)
     for size, rows in profile.layers.items():
         key = [model.name, model.dtype, gpu.profile_name, size]
         where = "WHERE model = ? AND dtype = ? AND gpu_profile = ? AND tensor_parallel_size = ?"
@@ -315,6 +309,20 @@ def write_measured(
         "VALUES (?, ?, 'fit', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [(model.name, gpu.profile_name, *row, profile.source) for row in profile.engine],
     )
+
+
+def _gpu_row(gpu: GpuSpec, source: str) -> list[object]:
+    """Of table gpu, in the order of its columns."""
+    return [
+        gpu.name, gpu.profile_name, gpu.memory_gib, gpu.memory_bandwidth_gbyte_per_s,
+        gpu.half_tflops, gpu.power_w, gpu.compute_capability, source,
+    ]  # fmt: skip
+
+
+def _insert_model(connection: duckdb.DuckDBPyConnection, model: ModelSpec, source: str) -> None:
+    shapes = {**asdict(model), "model": model.name, "note": source}
+    del shapes["name"]
+    _insert_frame(connection, "model", [shapes])
 
 
 def write_calibration(

@@ -9,9 +9,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from planner.errors import InputError
 from planner.perf.allreduce import LinkFit
+from planner.perf.depths import layer_of_depths
 from planner.perf.grids import Line
 from planner.perf.model import ALL_REDUCES_PER_LAYER
-from planner.perf.points import LayerPoint, layer_of_depths, rows_of, whole_grid
+from planner.perf.points import LayerPoint, rows_of, whole_grid
 from planner.perf.roofline import HALF_BYTES
 from planner.perf.tables import LayerRow
 from planner.shapes import model_from_config

@@ -325,10 +325,9 @@ class Search:
         if self.values is None:
             return
         ends = time.perf_counter() + seconds
-        cores = (os.cpu_count() or 1) - (self._beside is not None)
-        with self.effort.timed("neighbourhoods"), ThreadPoolExecutor(max(1, cores)) as threads:
-            for done in [threads.submit(self._improve_until, ends) for _ in range(max(1, cores))]:
-                done.result()
+        cores = max(1, (os.cpu_count() or 1) - (self._beside is not None))
+        with self.effort.timed("neighbourhoods"), ThreadPoolExecutor(cores) as threads:
+            list(threads.map(self._improve_until, [ends] * cores))
 
     def _improve_until(self, ends: float) -> None:
         while not (self.done or self._gives_up) and (room := ends - time.perf_counter()) > 0.05:

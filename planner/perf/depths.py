@@ -64,22 +64,25 @@ def separate(shallow: DepthSteps, deep: DepthSteps, source: str) -> LayerProfile
 
     Raises NoisyProfileError: more layers took no longer.
     """
-    layer = _layers(shallow.decode, deep.decode, shallow.layers, deep.layers)
+    depths = (shallow.layers, deep.layers)
+    layer = _layers(shallow.decode, deep.decode, depths)
     rest = {point: shallow.decode[point] - shallow.layers * ms for point, ms in layer.items()}
     base = min(rest[point] for point in rest if point[0] == 1)
     batches = sorted({batch for batch, _ in layer})
-    linear = {batch: _at_no_context(batch, layer) for batch in batches}
+    linear = {batch: linear_of_batch(batch, layer) for batch in batches}
     head = {
         batch: max(0.0, float(np.median([ms for (b, _), ms in rest.items() if b == batch])) - base)
         for batch in batches
     }
     decode = [
-        LayerRow("decode", b, b, c, *_split(ms, ms - linear[b]), head[b], source)
+        LayerRow("decode", b, b, c, *split_layer(ms, ms - linear[b]), head[b], source)
         for (b, c), ms in sorted(layer.items())
     ]
-    prompts = _layers(shallow.prefill, deep.prefill, shallow.layers, deep.layers)
+    prompts = _layers(shallow.prefill, deep.prefill, depths)
     prefill = [
-        LayerRow("prefill", 1, tokens, 0, *_split(ms, _attention(tokens, prompts)), head[1], source)
+        LayerRow(
+            "prefill", 1, tokens, 0, *split_layer(ms, _attention(tokens, prompts)), head[1], source
+        )
         for (batch, tokens), ms in sorted(prompts.items())
         if batch == 1
     ]
@@ -96,31 +99,45 @@ def separate(shallow: DepthSteps, deep: DepthSteps, source: str) -> LayerProfile
     return LayerProfile((*decode, *prefill), engine)
 
 
-def _layers(
-    shallow: Mapping[tuple[int, int], float],
-    deep: Mapping[tuple[int, int], float],
-    few: int,
-    many: int,
-) -> dict[tuple[int, int], float]:
-    found = {}
-    for point in shallow.keys() & deep.keys():
-        found[point] = (deep[point] - shallow[point]) / (many - few)
-        if found[point] <= 0:
-            raise NoisyProfileError(
-                f"a step of {point} took {deep[point]:.3g} ms with {many} layers and "
-                f"{shallow[point]:.3g} ms with {few}; leave the machine alone and measure again"
-            )
-    return found
+def layer_of_depths(shallow_ms: float, deep_ms: float, depths: tuple[int, int], what: str) -> float:
+    """Milliseconds of one layer, of the same step at two depths.
+
+    Raises NoisyProfileError: more layers took no longer.
+    """
+    layer_ms = (deep_ms - shallow_ms) / (depths[1] - depths[0])
+    if layer_ms <= 0:
+        raise NoisyProfileError(
+            f"a step of {what} took {deep_ms:.3g} ms with {depths[1]} layers and "
+            f"{shallow_ms:.3g} ms with {depths[0]}; leave the machine alone and measure again"
+        )
+    return layer_ms
 
 
-def _at_no_context(batch: int, layer: Mapping[DecodePoint, float]) -> float:
-    """Of the least-squares line over context; no less than a share of the least time."""
-    contexts = sorted(c for b, c in layer if b == batch)
-    times = [layer[batch, c] for c in contexts]
+def linear_of_batch(batch: int, decode: Mapping[DecodePoint, float]) -> float:
+    """At no context, of the line over context; no less than a share of the least time."""
+    contexts = sorted(c for b, c in decode if b == batch)
+    times = [decode[batch, c] for c in contexts]
     if len(contexts) == 1:
         return times[0]
     slope, value = np.polyfit(contexts, times, 1)
     return float(np.clip(value if slope > 0 else min(times), LEAST_SHARE * min(times), min(times)))
+
+
+def split_layer(ms: float, attention_ms: float) -> tuple[float, float]:
+    """Linear and attention parts of a layer, both above zero."""
+    attention = float(np.clip(attention_ms, LEAST_SHARE * ms, (1.0 - LEAST_SHARE) * ms))
+    return ms - attention, attention
+
+
+def _layers(
+    shallow: Mapping[tuple[int, int], float],
+    deep: Mapping[tuple[int, int], float],
+    depths: tuple[int, int],
+) -> dict[tuple[int, int], float]:
+    return {
+        point: layer_of_depths(shallow[point], deep[point], depths, str(point))
+        for point in shallow.keys() & deep.keys()
+    }
 
 
 def _attention(tokens: int, prompts: Mapping[PrefillPoint, float]) -> float:
@@ -131,12 +148,6 @@ def _attention(tokens: int, prompts: Mapping[PrefillPoint, float]) -> float:
         if batch > 1 and (whole := prompts.get((1, size))) is not None
     ]
     return float(np.median(found)) if found else 0.0
-
-
-def _split(ms: float, attention_ms: float) -> tuple[float, float]:
-    """Linear and attention parts of a layer, both above zero."""
-    attention = float(np.clip(attention_ms, LEAST_SHARE * ms, (1.0 - LEAST_SHARE) * ms))
-    return ms - attention, attention
 
 
 def _nearest(prefill: Mapping[PrefillPoint, float], tokens: int) -> float:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.perf.depths import LEAST_SHARE, NoisyProfileError
+from planner.perf.depths import NoisyProfileError, linear_of_batch, split_layer
 from planner.perf.tables import LayerRow
 
 
@@ -32,20 +32,6 @@ class LayerPoint:
     tokens: int  # new tokens of the step over all sequences
     context: int  # cached tokens of each (of a mixed step: of each decode)
     layer_ms: float
-
-
-def layer_of_depths(shallow_ms: float, deep_ms: float, depths: tuple[int, int], what: str) -> float:
-    """Milliseconds of one layer, of the same step at two depths.
-
-    Raises NoisyProfileError: more layers took no longer.
-    """
-    layer_ms = (deep_ms - shallow_ms) / (depths[1] - depths[0])
-    if layer_ms <= 0:
-        raise NoisyProfileError(
-            f"a step of {what} took {deep_ms:.3g} ms with {depths[1]} layers and "
-            f"{shallow_ms:.3g} ms with {depths[0]}; leave the machine alone and measure again"
-        )
-    return layer_ms
 
 
 def whole_grid(found: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
@@ -85,34 +71,24 @@ def rows_of(
     factor = attention_factor(prompts)
     prefill = whole_grid((p.tokens, p.context) for p in prompts if p.batch == 1)
     rows = [
-        LayerRow("decode", b, b, c, *_split(ms, ms - linear[b]), _head(head_ms, b), source)
+        LayerRow("decode", b, b, c, *split_layer(ms, ms - linear[b]), _head(head_ms, b), source)
         for (b, c), ms in sorted(decode.items())
     ]
     for point in sorted(prompts, key=lambda p: (p.context, p.tokens)):
         if point.batch == 1 and (point.tokens, point.context) in prefill:
             n, c = point.tokens, point.context
-            parts = _split(point.layer_ms, factor * (n * c + n * n / 2.0))
+            parts = split_layer(point.layer_ms, factor * (n * c + n * n / 2.0))
             rows.append(LayerRow("prefill", 1, n, c, *parts, _head(head_ms, 1), source))
     for point in points:
         if point.kind == "mixed":
             new = point.tokens - point.batch
             attention = _decode_attention(point, decode, linear) + factor * new * new / 2.0
-            parts = _split(point.layer_ms, attention)
+            parts = split_layer(point.layer_ms, attention)
             rows.append(
                 LayerRow("mixed", point.batch, point.tokens, point.context, *parts,
                          _head(head_ms, point.batch), source)
             )  # fmt: skip
     return tuple(rows)
-
-
-def linear_of_batch(batch: int, decode: dict[tuple[int, int], float]) -> float:
-    """At no context, of the line over context; no less than a share of the least time."""
-    contexts = sorted(c for b, c in decode if b == batch)
-    times = [decode[batch, c] for c in contexts]
-    if len(contexts) == 1:
-        return times[0]
-    slope, value = np.polyfit(contexts, times, 1)
-    return float(np.clip(value if slope > 0 else min(times), LEAST_SHARE * min(times), min(times)))
 
 
 def attention_factor(prompts: Sequence[LayerPoint]) -> float:
@@ -142,12 +118,6 @@ def _decode_attention(
     b, c = min(decode, key=lambda key: abs(key[0] * key[1] - point.batch * point.context))
     attention = max(0.0, decode[b, c] - linear[b])
     return attention * point.batch * point.context / max(1, b * c)
-
-
-def _split(ms: float, attention_ms: float) -> tuple[float, float]:
-    """Linear and attention parts of a layer, both above zero."""
-    attention = float(np.clip(attention_ms, LEAST_SHARE * ms, (1.0 - LEAST_SHARE) * ms))
-    return ms - attention, attention
 
 
 def _head(head_ms: dict[int, float], rows: int) -> float:

@@ -13,9 +13,9 @@ from planner.errors import MissingProfileError
 from planner.known import Known
 from planner.perf.allreduce import AllReduce
 from planner.perf.calibrate import fit_roofline
-from planner.perf.depths import NoisyProfileError
+from planner.perf.depths import NoisyProfileError, layer_of_depths
 from planner.perf.model import PerformanceModel
-from planner.perf.points import LayerPoint, layer_of_depths, rows_of, whole_grid
+from planner.perf.points import LayerPoint, rows_of, whole_grid
 from planner.perf.repair import repair
 from planner.perf.roofline import Calibration, Roofline
 from planner.perf.serving import Loop, loop_figures
