@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -237,6 +238,9 @@ def round_summary(result: Round) -> dict[str, Any]:
         "launched": result.applied.launched,
         "failed": result.applied.failed,
         "terminated": result.applied.terminated,
+        "held_back": result.applied.held_back,
+        "reasons": list(result.applied.why),
+        "calls": None if result.calls is None else list(result.calls),
         "replicas_kept": len(result.replicas.kept),
         "replicas_started": len(result.replicas.started),
         "replicas_ended": len(result.replicas.ended),
@@ -253,9 +257,16 @@ def print_round(result: Round) -> None:
     console = make_console()
     why = f"{result.why[0].upper()}{result.why[1:]}."
     console.print(f"[bold red]{why}[/bold red]" if result.stopped else why)
-    if not applied.nothing:
+    if result.calls is not None:
+        _print_calls(console, result.calls)
+    elif not applied.nothing:
         failed = f", {applied.failed} failed to launch" if applied.failed else ""
-        console.print(f"{applied.launched} launched{failed}, {applied.terminated} terminated.")
+        held = f", {applied.held_back} held back" if applied.held_back else ""
+        console.print(
+            f"{applied.launched} launched{failed}{held}, {applied.terminated} terminated."
+        )
+    for reason in applied.why:
+        console.print(f"  [yellow]{reason}[/yellow]")
     changes = result.replicas
     if changes.started or changes.ended:
         console.print(
@@ -263,6 +274,13 @@ def print_round(result: Round) -> None:
             f"{len(changes.ended)} ended."
         )
     console.print(f"{result.nodes} nodes held, ${result.cost_usd_per_hour:.2f}/h.")
+
+
+def _print_calls(console: Console, calls: Sequence[str]) -> None:
+    """What a fleet would be asked, equal calls together."""
+    console.print("Nothing was done. The fleet would be asked to:" if calls else "Nothing to do.")
+    for call, count in Counter(calls).items():
+        console.print(f"  {call}" + (f" (x{count})" if count > 1 else ""))
 
 
 def describe_rules(rules: Mapping[str, ServiceRules], plan: Plan) -> list[str]:

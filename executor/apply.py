@@ -1,17 +1,55 @@
-"""Bring a fleet to a plan: every step is written before it is taken and after it was confirmed."""
+"""Bring a fleet to a plan: every step is written before it is taken and after it was confirmed.
+
+Killed anywhere, the next run finishes what was begun (formulation, section 11).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 
-from executor.fleet import Fleet, NoCapacityError
+from executor.fleet import FatalError, Fleet, NoCapacityError, TransientError
+from planner.catch_up import Ask, End, Patience, Record, catch_up
 from planner.leases import Actions, Lease, LeaseState, LeaseStore
 from planner.types import Offer
 
 NOT_IN_PLAN = "not in the plan"
+PASSES = 4  # of one settling: end, see it gone, record, see that nothing is left
+LAUNCH_WINDOW = timedelta(minutes=1)
+
+
+def new_id() -> str:
+    """Of a lease."""
+    return uuid.uuid4().hex
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """What no round goes beyond; None: no cap."""
+
+    usd_per_hour: float | None = None
+    nodes_per_domain: int | None = None
+    launches_per_minute: int | None = None
+
+    def refuse(self, offer: Offer, leases: Sequence[Lease], now: datetime) -> str:
+        """Why a node of the offer must not be launched beside these leases; '' where it may."""
+        billing = [lease for lease in leases if not lease.state.is_over]
+        rent = sum(lease.price_usd_per_hour for lease in billing) + offer.price_usd_per_hour
+        if self.usd_per_hour is not None and rent > self.usd_per_hour:
+            return f"${rent:.2f}/h is over the cap of ${self.usd_per_hour:.2f}/h"
+        there = sum(lease.domain == offer.domain for lease in billing)
+        if self.nodes_per_domain is not None and there >= self.nodes_per_domain:
+            return f"{there} nodes are in {offer.domain}, its cap"
+        lately = sum(
+            lease.requested_at is not None and now - lease.requested_at < LAUNCH_WINDOW
+            for lease in leases
+        )
+        if self.launches_per_minute is not None and lately >= self.launches_per_minute:
+            return f"{lately} launches in a minute, the cap"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +59,12 @@ class Applied:
     launched: int
     failed: int
     terminated: int
+    held_back: int = 0  # launches that a cap did not allow
+    why: tuple[str, ...] = ()  # launches failed or were held back, each reason once
 
     @property
     def nothing(self) -> bool:
-        return not (self.launched or self.failed or self.terminated)
+        return not (self.launched or self.failed or self.terminated or self.held_back)
 
 
 def apply_actions(
@@ -34,49 +74,72 @@ def apply_actions(
     now: datetime,
     scenario: str = "",
     between: Callable[[int], None] = lambda _: None,
+    caps: Caps | None = None,
 ) -> Applied:
-    """Launch, then terminate. Killed anywhere, the next run finishes what was begun.
+    """Ask again for what was planned and not answered, launch, let leave what the plan lacks.
 
     `between` is called when nodes are launched and those that leave are marked, but still run: with
     the number of launches that failed. While a launch fails nothing is terminated: what leaves may
-    be all that serves.
+    be all that serves. A launch that a cap holds back stops nothing: what leaves makes room for it
+    in the next round.
     """
-    failed = sum(not _launch(store, fleet, offer, now, scenario) for offer in actions.launch)
-    leaving = () if failed else actions.terminate
-    for lease in leaving:
-        store.save(lease.to(LeaseState.TERMINATING, NOT_IN_PLAN), now)
-    between(failed)
-    for lease in leaving:
+    launches = _Launches(store, fleet, now, scenario, caps or Caps())
+    leaves = {lease.id for lease in actions.terminate}
+    for lease in launches.leases[:]:
+        mine = (lease.scenario, lease.fleet) == (scenario, fleet.kind)
+        if mine and lease.state is LeaseState.PLANNED and lease.id not in leaves:
+            launches.again(lease)
+    for offer in actions.launch:
+        launches.one(offer)
+    leaving = () if launches.failed else actions.terminate
+    marked = [_leave(store, lease, now) for lease in leaving]
+    between(len(launches.failed))
+    for lease in marked:
         end_lease(store, fleet, lease, now, NOT_IN_PLAN)
-    return Applied(len(actions.launch) - failed, failed, len(leaving))
+    if marked:
+        with contextlib.suppress(TransientError):  # the next round looks again
+            settle(store, fleet, now, scenario)
+    failed, held_back = launches.failed, launches.held_back
+    return Applied(
+        launched=len(actions.launch) - len(failed) - len(held_back),
+        failed=len(failed),
+        terminated=len(leaving),
+        held_back=len(held_back),
+        why=tuple(dict.fromkeys((*failed, *held_back))),
+    )
 
 
 def settle(
-    store: LeaseStore, fleet: Fleet, now: datetime, scenario: str | None = None
+    store: LeaseStore,
+    fleet: Fleet,
+    now: datetime,
+    scenario: str | None = None,
+    patience: Patience | None = None,
 ) -> list[Lease]:
-    """Bring leases up to what the cloud says now, and finish what an interrupted run began.
+    """Bring leases and instances into agreement, and finish what an interrupted run began.
 
-    Returns the scenario's leases, or all without one.
+    What is planned and has no instance is not asked for here: the plan may not want it any more.
+    Returns the scenario's leases, or all without one. Raises TransientError, FatalError: the cloud
+    does not list its instances.
     """
-    for lease in _of(store, scenario):
-        if lease.state is LeaseState.PLANNED:
-            _request(store, fleet, lease, now)
-        elif lease.state.is_held and fleet.is_gone(lease.instance_id or ""):
-            store.save(lease.to(LeaseState.TERMINATED, "its node is gone", ended_at=now), now)
-        elif lease.state is LeaseState.LAUNCHING and lease.ready_at and lease.ready_at <= now:
-            store.save(lease.to(LeaseState.READY), now)
-        elif lease.state is LeaseState.TERMINATING:
-            end_lease(store, fleet, lease, now, lease.reason)
-    return _of(store, scenario)
+    patience = patience or Patience()
+    for _ in range(PASSES):
+        instances = fleet.instances(now)  # before the leases are read
+        steps = catch_up(_of_fleet(store, fleet), instances, now, patience)
+        todo = [step for step in steps if not isinstance(step, Ask)]
+        for step in todo:
+            _take(store, fleet, step, now)
+        if not todo:
+            break
+    return [lease for lease in store.all() if scenario in {None, lease.scenario}]
 
 
 def end_lease(store: LeaseStore, fleet: Fleet, lease: Lease, now: datetime, reason: str) -> None:
-    """Terminate one node; over only once the cloud confirmed it."""
+    """Tell the cloud to end one node; `settle` writes that it is over when the cloud says so."""
     if lease.state is not LeaseState.TERMINATING:
         store.save(lease.to(LeaseState.TERMINATING, reason), now)
     if lease.instance_id is not None:
-        fleet.terminate(lease.instance_id)
-    store.save(lease.to(LeaseState.TERMINATED, reason, ended_at=now), now)
+        _terminate(fleet, lease.instance_id)
 
 
 def end_all(store: LeaseStore, fleet: Fleet, leases: Sequence[Lease], now: datetime) -> int:
@@ -84,36 +147,114 @@ def end_all(store: LeaseStore, fleet: Fleet, leases: Sequence[Lease], now: datet
     running = [lease for lease in leases if not lease.state.is_over]
     for lease in running:
         end_lease(store, fleet, lease, now, "coral down")
+    if running:
+        settle(store, fleet, now)
     return len(running)
 
 
-def _launch(store: LeaseStore, fleet: Fleet, offer: Offer, now: datetime, scenario: str) -> bool:
-    lease = Lease(
-        id=uuid.uuid4().hex,
-        domain=offer.domain,
-        instance_type=offer.instance_type,
-        node_class=offer.node_class,
-        market=offer.market,
-        price_usd_per_hour=offer.price_usd_per_hour,
-        state=LeaseState.PLANNED,
-        created_at=now,
-        zone=offer.zone,
-        scenario=scenario,
-    )
-    store.save(lease, now)
-    return _request(store, fleet, lease, now)
+def _of_fleet(store: LeaseStore, fleet: Fleet) -> list[Lease]:
+    """Leases of every scenario: an instance of any of them is no orphan."""
+    return [lease for lease in store.all() if lease.fleet == fleet.kind]
 
 
-def _request(store: LeaseStore, fleet: Fleet, lease: Lease, now: datetime) -> bool:
+def _take(store: LeaseStore, fleet: Fleet, step: Record | End, now: datetime) -> None:
+    if isinstance(step, Record):
+        store.save(step.lease, now)
+    else:
+        _terminate(fleet, step.instance_id)
+
+
+def _terminate(fleet: Fleet, instance_id: str) -> None:
+    """Where the cloud does not answer the next pass tells it again."""
     try:
-        instance_id, ready_at = fleet.launch(lease, now)
-    except NoCapacityError as error:
-        store.save(lease.to(LeaseState.FAILED, str(error), ended_at=now), now)
-        return False
-    launching = lease.to(LeaseState.LAUNCHING, instance_id=instance_id, ready_at=ready_at)
-    store.save(launching, now)
-    return True
+        fleet.terminate(instance_id)
+    except TransientError:
+        return
 
 
-def _of(store: LeaseStore, scenario: str | None) -> list[Lease]:
-    return [lease for lease in store.all() if scenario in {None, lease.scenario}]
+def _leave(store: LeaseStore, lease: Lease, now: datetime) -> Lease:
+    """Mark what leaves: it drains where it serves."""
+    drains = LeaseState.DRAINING if lease.state is LeaseState.READY else LeaseState.TERMINATING
+    marked = lease.to(drains, NOT_IN_PLAN)
+    store.save(marked, now)
+    return marked
+
+
+@dataclass
+class _Launches:
+    """Of one round, within the caps."""
+
+    store: LeaseStore
+    fleet: Fleet
+    now: datetime
+    scenario: str
+    caps: Caps
+
+    def __post_init__(self) -> None:
+        self.leases = self.store.all()
+        self.failed: list[str] = []
+        self.held_back: list[str] = []
+
+    def again(self, lease: Lease) -> None:
+        """Ask for a lease whose answer is not known, with its token."""
+        asked = replace(lease, requested_at=self.now)
+        self.store.save(asked, self.now)
+        self._ask(asked)
+
+    def one(self, offer: Offer) -> None:
+        """One node more, if the caps and the cloud let it."""
+        refused = self.caps.refuse(offer, self.leases, self.now)
+        if refused:
+            self.held_back.append(refused)
+            return
+        lease = Lease(
+            id=new_id(),
+            domain=offer.domain,
+            instance_type=offer.instance_type,
+            node_class=offer.node_class,
+            market=offer.market,
+            price_usd_per_hour=offer.price_usd_per_hour,
+            state=LeaseState.PLANNED,
+            created_at=self.now,
+            zone=offer.zone,
+            scenario=self.scenario,
+            fleet=self.fleet.kind,
+            requested_at=self.now,
+        )
+        self.leases.append(lease)  # counts against the caps until it is known to have failed
+        self.store.save(lease, self.now)
+        self._ask(lease)
+
+    def _ask(self, lease: Lease) -> None:
+        failure = _request(self.store, self.fleet, lease, self.now)
+        if failure:
+            self.failed.append(failure)
+
+
+def _request(store: LeaseStore, fleet: Fleet, lease: Lease, now: datetime) -> str:
+    """Why there is no instance, or ''. Where the cloud does not answer the lease stays planned.
+
+    Where a zone has no capacity the next one is asked, as another attempt: with another token,
+    written first.
+    """
+    while True:
+        try:
+            launched = fleet.launch(lease, now)
+        except NoCapacityError as error:
+            zone = fleet.elsewhere(lease)
+            if zone is None:
+                store.save(lease.to(LeaseState.FAILED, str(error), ended_at=now), now)
+                return str(error)
+            lease = replace(lease, zone=zone, attempt=lease.attempt + 1, reason=str(error))
+            store.save(lease, now)
+        except FatalError as error:
+            store.save(lease.to(LeaseState.FAILED, str(error), ended_at=now), now)
+            return str(error)
+        except TransientError as error:
+            return str(error)
+        else:
+            launching = lease.to(
+                LeaseState.LAUNCHING, instance_id=launched.instance_id, ready_at=launched.ready_at
+            )
+            store.save(launching, now)
+            return ""

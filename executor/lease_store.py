@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from planner.errors import InputError
 from planner.leases import Lease, LeaseState
@@ -17,8 +18,17 @@ from planner.types import Market
 BUSY_TIMEOUT_S = 10.0
 COLUMNS = (
     "id, domain, instance_type, node_class, market, price_usd_per_hour, state, created_at, zone, "
-    "instance_id, ready_at, ended_at, reason, scenario, replica"
+    "instance_id, ready_at, ended_at, reason, scenario, replica, fleet, attempt, requested_at, "
+    "drain_until"
 )
+NAMES = COLUMNS.split(", ")
+LATER = {  # columns that files of an earlier Coral lack
+    "replica": "TEXT",
+    "fleet": "TEXT NOT NULL DEFAULT 'simulated'",
+    "attempt": "INTEGER NOT NULL DEFAULT 0",
+    "requested_at": "TEXT",
+    "drain_until": "TEXT",
+}
 
 
 class LeaseStoreError(InputError):
@@ -45,7 +55,8 @@ class SqliteLeaseStore:
             lease.id, lease.domain, lease.instance_type, lease.node_class, lease.market.value,
             lease.price_usd_per_hour, lease.state.value, lease.created_at.isoformat(), lease.zone,
             lease.instance_id, _text(lease.ready_at), _text(lease.ended_at), lease.reason,
-            lease.scenario, lease.replica,
+            lease.scenario, lease.replica, lease.fleet, lease.attempt, _text(lease.requested_at),
+            _text(lease.drain_until),
         )  # fmt: skip
         with self._connect() as connection:
             marks = ", ".join("?" * len(values))
@@ -104,7 +115,9 @@ class SqliteLeaseStore:
                     node_class TEXT NOT NULL, market TEXT NOT NULL,
                     price_usd_per_hour REAL NOT NULL, state TEXT NOT NULL,
                     created_at TEXT NOT NULL, zone TEXT, instance_id TEXT, ready_at TEXT,
-                    ended_at TEXT, reason TEXT NOT NULL, scenario TEXT NOT NULL, replica TEXT);
+                    ended_at TEXT, reason TEXT NOT NULL, scenario TEXT NOT NULL, replica TEXT,
+                    fleet TEXT NOT NULL, attempt INTEGER NOT NULL, requested_at TEXT,
+                    drain_until TEXT);
                 CREATE TABLE IF NOT EXISTS lease_event (
                     lease_id TEXT NOT NULL, at TEXT NOT NULL, state TEXT NOT NULL,
                     reason TEXT NOT NULL);
@@ -114,8 +127,12 @@ class SqliteLeaseStore:
                 """
             )
             columns = {row[1] for row in connection.execute("PRAGMA table_info(lease)")}
-            if "replica" not in columns:  # a file of an earlier Coral
-                connection.execute("ALTER TABLE lease ADD COLUMN replica TEXT")
+            for name in LATER.keys() - columns:
+                connection.execute(f"ALTER TABLE lease ADD COLUMN {name} {LATER[name]}")
+                if name == "fleet":
+                    connection.execute(
+                        "UPDATE lease SET fleet = 'local' WHERE instance_id LIKE 'local-%'"
+                    )
             with connection:
                 yield connection
         except sqlite3.DatabaseError as error:
@@ -127,46 +144,13 @@ class SqliteLeaseStore:
             connection.close()
 
 
-def _lease(row: tuple[object, ...]) -> Lease:
-    (
-        key,
-        domain,
-        kind,
-        node,
-        market,
-        price,
-        state,
-        created,
-        zone,
-        instance,
-        ready,
-        ended,
-        why,
-        whose,
-        replica,
-    ) = row
-    return Lease(
-        id=str(key),
-        domain=str(domain),
-        instance_type=str(kind),
-        node_class=str(node),
-        market=Market(str(market)),
-        price_usd_per_hour=float(str(price)),
-        state=LeaseState(str(state)),
-        created_at=datetime.fromisoformat(str(created)),
-        zone=None if zone is None else str(zone),
-        instance_id=None if instance is None else str(instance),
-        ready_at=_time(ready),
-        ended_at=_time(ended),
-        reason=str(why),
-        scenario=str(whose),
-        replica=None if replica is None else str(replica),
-    )
+def _lease(row: Sequence[Any]) -> Lease:
+    found = dict(zip(NAMES, row, strict=True))
+    for name in ("created_at", "ready_at", "ended_at", "requested_at", "drain_until"):
+        found[name] = None if found[name] is None else datetime.fromisoformat(found[name])
+    found["market"], found["state"] = Market(found["market"]), LeaseState(found["state"])
+    return Lease(**found)
 
 
 def _text(time: datetime | None) -> str | None:
     return None if time is None else time.isoformat()
-
-
-def _time(text: object) -> datetime | None:
-    return None if text is None else datetime.fromisoformat(str(text))

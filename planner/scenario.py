@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from planner.allocation.options import AllocationOptions, Quota
 from planner.allocation.problem import AllocationSettings
@@ -193,9 +193,14 @@ class FleetSpec(LocalSite):
     """The fleet that a plan is applied to: a simulated one, or processes on this machine."""
 
     kind: Literal["simulated", "local"] = "simulated"
-    startup_minutes: PositiveFloat = 10.0  # simulated, as the next two
+    startup_minutes: PositiveFloat = 10.0  # simulated, as the next three
     failure_rate: float = Field(default=0.0, ge=0.0, le=1.0)
+    preemptions_per_hour: NonNegativeFloat = 0.0  # of a spot node
     seed: int = 0
+    max_usd_per_hour: PositiveFloat | None = None  # of all nodes, those that end included
+    max_nodes_per_domain: PositiveInt | None = None
+    max_launches_per_minute: PositiveInt | None = None
+    gang_minutes: PositiveFloat = 30.0  # for all nodes of a replica; then what came is given back
 
     @property
     def is_local(self) -> bool:
