@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -119,12 +119,14 @@ class ChaosFleet:
         self._throttle()
         if not any(one.id == lease.id for one in self.store.all()):
             self.findings.add("unwritten")
+        before = {one.id for one in self.truth()}
         found = self.cloud.launch(lease, self.now)
         if self.rng.random() < self.faults.twice:
             ignored = self.faults.tokens_ignored
             self.cloud.launch(replace(lease, attempt=lease.attempt + 99) if ignored else lease,
                               self.now)  # fmt: skip
-        self._check(lease)
+        if found.instance_id not in before:
+            self._check(lease)
         if self.rng.random() < self.faults.lost:
             raise TransientError("the answer was lost")
         return found
@@ -171,7 +173,7 @@ class ChaosFleet:
             raise TransientError("throttled")
 
     def _check(self, lease: Lease) -> None:
-        """What must hold whenever something was launched."""
+        """What must hold whenever an instance was made."""
         if not self.exact:
             return
         billing = [one for one in self.truth() if one.state is not InstanceState.GONE]
@@ -200,10 +202,15 @@ class KillableStore:
         return self.inner.all()
 
     def save(self, lease: Lease, at: datetime) -> None:
+        self.save_all([lease], at)
+
+    def save_all(self, leases: Sequence[Lease], at: datetime) -> None:
         self.boundary()
-        if lease.state.is_over and lease.id in self.alive():
-            self.findings.add("unconfirmed")
-        self.inner.save(lease, at)
+        alive = self.alive()
+        for lease in leases:
+            if lease.state.is_over and lease.id in alive:
+                self.findings.add("unconfirmed")
+        self.inner.save_all(leases, at)
         self.boundary()
 
     def boundary(self) -> None:
@@ -246,6 +253,9 @@ class MemoryStore:
 
     def save(self, lease: Lease, at: datetime) -> None:
         self.leases[lease.id] = lease
+
+    def save_all(self, leases: Sequence[Lease], at: datetime) -> None:
+        self.leases.update({lease.id: lease for lease in leases})
 
 
 def bring(store: LeaseStore, fleet: Fleet, wanted: Mapping[LeaseKey, int], now: datetime) -> None:

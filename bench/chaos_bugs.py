@@ -33,6 +33,10 @@ def written_after() -> Iterator[None]:
             if lease.state is not LeaseState.PLANNED:
                 self.store.save(lease, at)
 
+        def save_all(self, leases: Sequence[Lease], at: datetime) -> None:
+            kept = [lease for lease in leases if lease.state is not LeaseState.PLANNED]
+            self.store.save_all(kept, at)
+
     make = applying._Launches.__post_init__
 
     def late(self: Any) -> None:
@@ -55,16 +59,14 @@ def fresh_tokens() -> Iterator[None]:
 def unconfirmed_end() -> Iterator[None]:
     """Over as soon as the cloud was told."""
 
-    def end(store: Any, fleet: Any, lease: Lease, now: datetime, reason: str) -> None:
-        ending = lease
-        if lease.state is not LeaseState.TERMINATING:
-            ending = lease.to(LeaseState.TERMINATING, reason)
-            store.save(ending, now)
-        if lease.instance_id is not None:
-            applying._terminate(fleet, lease.instance_id)
-        store.save(ending.to(LeaseState.TERMINATED, reason, ended_at=now), now)
+    def end(store: Any, fleet: Any, leases: Sequence[Lease], now: datetime, why: str) -> None:
+        told(store, fleet, leases, now, why)
+        known = {lease.id: lease for lease in store.all()}
+        over = [known[lease.id].to(LeaseState.TERMINATED, why, ended_at=now) for lease in leases]
+        store.save_all(over, now)
 
-    with patch.object(applying, "end_lease", end):
+    told = applying.end_leases
+    with patch.object(applying, "end_leases", end):
         yield
 
 
@@ -164,10 +166,8 @@ def forgets_the_planned() -> Iterator[None]:
 def new_token_on_retry() -> Iterator[None]:
     """What was asked before is asked again as another attempt: another token and instance."""
 
-    def again(self: Any, lease: Lease) -> None:
-        other = replace(lease, attempt=lease.attempt + 1, requested_at=self.now)
-        self.store.save(other, self.now)
-        self._ask(other)
+    def again(self: Any, planned: Any) -> None:
+        self._ask([replace(x, attempt=x.attempt + 1, requested_at=self.now) for x in planned])
 
     with patch.object(applying._Launches, "again", again):
         yield
@@ -180,9 +180,7 @@ def asks_before_it_plans() -> Iterator[None]:
     def bring(store: Any, fleet: Any, *rest: Any, **more: Any) -> Any:
         now = rest[1]
         launches = applying._Launches(store, fleet, now, "", applying.Caps())
-        for lease in launches.leases[:]:
-            if lease.state is LeaseState.PLANNED:
-                launches.again(lease)
+        launches.again([x for x in launches.leases if x.state is LeaseState.PLANNED])
         return act(store, fleet, *rest, **more)
 
     act = chaos.apply_actions

@@ -59,6 +59,7 @@ def controller(folder: Path, seed: int) -> None:
     store = SqliteLeaseStore(folder / "leases.sqlite")
     fleet = LossyFleet(startup_minutes=5.0, failure_rate=0.1, seed=7, path=folder / "cloud.sqlite")
     now = START + timedelta(hours=seed)
+    (folder / f"begun-{seed}").touch()
     while True:
         wanted = {key: rng.randrange(5) for key in OFFERS}
         bring(store, fleet, wanted, now)
@@ -76,7 +77,7 @@ def kill_for_real(kills: int, folder: Path) -> dict[str, int]:
         before = ready.stat().st_mtime_ns if ready.exists() else 0
         while process.poll() is None and (not ready.exists() or ready.stat().st_mtime_ns == before):
             time.sleep(0.005)
-        time.sleep(rng.uniform(0.0, 0.15))
+        time.sleep(rng.uniform(0.0, 0.8))
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
     store = SqliteLeaseStore(folder / "leases.sqlite")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -85,17 +85,19 @@ def apply_actions(
     """
     launches = _Launches(store, fleet, now, scenario, caps or Caps())
     leaves = {lease.id for lease in actions.terminate}
-    for lease in launches.leases[:]:
-        mine = (lease.scenario, lease.fleet) == (scenario, fleet.kind)
-        if mine and lease.state is LeaseState.PLANNED and lease.id not in leaves:
-            launches.again(lease)
-    for offer in actions.launch:
-        launches.one(offer)
+    launches.again(
+        lease
+        for lease in launches.leases
+        if lease.state is LeaseState.PLANNED
+        and (lease.scenario, lease.fleet) == (scenario, fleet.kind)
+        and lease.id not in leaves
+    )
+    launches.new(actions.launch)
     leaving = () if launches.failed else actions.terminate
-    marked = [_leave(store, lease, now) for lease in leaving]
+    marked = [lease.to(_leaves_as(lease), NOT_IN_PLAN) for lease in leaving]
+    store.save_all(marked, now)
     between(len(launches.failed))
-    for lease in marked:
-        end_lease(store, fleet, lease, now, NOT_IN_PLAN)
+    end_leases(store, fleet, marked, now, NOT_IN_PLAN)
     if marked:
         with contextlib.suppress(TransientError):  # the next round looks again
             settle(store, fleet, now, scenario)
@@ -127,26 +129,30 @@ def settle(
         instances = fleet.instances(now)  # before the leases are read
         steps = catch_up(_of_fleet(store, fleet), instances, now, patience)
         todo = [step for step in steps if not isinstance(step, Ask)]
+        store.save_all([step.lease for step in todo if isinstance(step, Record)], now)
         for step in todo:
-            _take(store, fleet, step, now)
+            if isinstance(step, End):
+                _terminate(fleet, step.instance_id)
         if not todo:
             break
     return [lease for lease in store.all() if scenario in {None, lease.scenario}]
 
 
-def end_lease(store: LeaseStore, fleet: Fleet, lease: Lease, now: datetime, reason: str) -> None:
-    """Tell the cloud to end one node; `settle` writes that it is over when the cloud says so."""
-    if lease.state is not LeaseState.TERMINATING:
-        store.save(lease.to(LeaseState.TERMINATING, reason), now)
-    if lease.instance_id is not None:
-        _terminate(fleet, lease.instance_id)
+def end_leases(
+    store: LeaseStore, fleet: Fleet, leases: Sequence[Lease], now: datetime, reason: str
+) -> None:
+    """Tell the cloud to end nodes; `settle` writes that they are over when the cloud says so."""
+    told = [x for x in leases if x.state is not LeaseState.TERMINATING]
+    store.save_all([lease.to(LeaseState.TERMINATING, reason) for lease in told], now)
+    for lease in leases:
+        if lease.instance_id is not None:
+            _terminate(fleet, lease.instance_id)
 
 
 def end_all(store: LeaseStore, fleet: Fleet, leases: Sequence[Lease], now: datetime) -> int:
     """Terminate everything that is not over; how many there were."""
     running = [lease for lease in leases if not lease.state.is_over]
-    for lease in running:
-        end_lease(store, fleet, lease, now, "coral down")
+    end_leases(store, fleet, running, now, "coral down")
     if running:
         settle(store, fleet, now)
     return len(running)
@@ -157,13 +163,6 @@ def _of_fleet(store: LeaseStore, fleet: Fleet) -> list[Lease]:
     return [lease for lease in store.all() if lease.fleet == fleet.kind]
 
 
-def _take(store: LeaseStore, fleet: Fleet, step: Record | End, now: datetime) -> None:
-    if isinstance(step, Record):
-        store.save(step.lease, now)
-    else:
-        _terminate(fleet, step.instance_id)
-
-
 def _terminate(fleet: Fleet, instance_id: str) -> None:
     """Where the cloud does not answer the next pass tells it again."""
     try:
@@ -172,12 +171,9 @@ def _terminate(fleet: Fleet, instance_id: str) -> None:
         return
 
 
-def _leave(store: LeaseStore, lease: Lease, now: datetime) -> Lease:
-    """Mark what leaves: it drains where it serves."""
-    drains = LeaseState.DRAINING if lease.state is LeaseState.READY else LeaseState.TERMINATING
-    marked = lease.to(drains, NOT_IN_PLAN)
-    store.save(marked, now)
-    return marked
+def _leaves_as(lease: Lease) -> LeaseState:
+    """It drains where it serves."""
+    return LeaseState.DRAINING if lease.state is LeaseState.READY else LeaseState.TERMINATING
 
 
 @dataclass
@@ -195,19 +191,25 @@ class _Launches:
         self.failed: list[str] = []
         self.held_back: list[str] = []
 
-    def again(self, lease: Lease) -> None:
-        """Ask for a lease whose answer is not known, with its token."""
-        asked = replace(lease, requested_at=self.now)
-        self.store.save(asked, self.now)
+    def again(self, planned: Iterable[Lease]) -> None:
+        """Ask for leases whose answer is not known, with their tokens."""
+        asked = [replace(lease, requested_at=self.now) for lease in planned]
         self._ask(asked)
 
-    def one(self, offer: Offer) -> None:
-        """One node more, if the caps and the cloud let it."""
-        refused = self.caps.refuse(offer, self.leases, self.now)
-        if refused:
-            self.held_back.append(refused)
-            return
-        lease = Lease(
+    def new(self, offers: Iterable[Offer]) -> None:
+        """Nodes more, as far as the caps and the cloud let."""
+        asked = []
+        for offer in offers:
+            refused = self.caps.refuse(offer, self.leases, self.now)
+            if refused:
+                self.held_back.append(refused)
+                continue
+            asked.append(self._lease(offer))
+            self.leases.append(asked[-1])  # counts against the caps until it is known to be over
+        self._ask(asked)
+
+    def _lease(self, offer: Offer) -> Lease:
+        return Lease(
             id=new_id(),
             domain=offer.domain,
             instance_type=offer.instance_type,
@@ -221,14 +223,14 @@ class _Launches:
             fleet=self.fleet.kind,
             requested_at=self.now,
         )
-        self.leases.append(lease)  # counts against the caps until it is known to have failed
-        self.store.save(lease, self.now)
-        self._ask(lease)
 
-    def _ask(self, lease: Lease) -> None:
-        failure = _request(self.store, self.fleet, lease, self.now)
-        if failure:
-            self.failed.append(failure)
+    def _ask(self, leases: Sequence[Lease]) -> None:
+        """Written first, all of them."""
+        self.store.save_all(leases, self.now)
+        for lease in leases:
+            failure = _request(self.store, self.fleet, lease, self.now)
+            if failure:
+                self.failed.append(failure)
 
 
 def _request(store: LeaseStore, fleet: Fleet, lease: Lease, now: datetime) -> str:

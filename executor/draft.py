@@ -30,6 +30,10 @@ class DraftStore:
         """In the draft alone."""
         self.leases[lease.id] = lease
 
+    def save_all(self, leases: Sequence[Lease], at: datetime) -> None:
+        """In the draft alone."""
+        self.leases.update({lease.id: lease for lease in leases})
+
     def replicas(self, scenario: str | None = None) -> list[Replica]:
         """Replicas that did not end, as the draft has them."""
         known = {replica.id: replica for replica in self.inner.replicas(scenario)}

@@ -117,10 +117,13 @@ class Lease:
 
 
 class LeaseStore(Protocol):
-    """Where leases live; every save is one durable event."""
+    """Where leases live; every lease saved is one durable event."""
 
     def all(self) -> list[Lease]: ...
     def save(self, lease: Lease, at: datetime) -> None: ...
+    def save_all(self, leases: Sequence[Lease], at: datetime) -> None:
+        """All or none of them."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

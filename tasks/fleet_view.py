@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from executor.apply import end_all, end_lease, settle
+from executor.apply import end_all, end_leases, settle
 from executor.fleet import Fleet
 from executor.lease_store import SqliteLeaseStore
 from executor.local import LocalFleet
@@ -91,7 +91,8 @@ def end_one(home: str | None, name: str, *, drain: bool) -> Lease:
             store.save(lease, now)
         if not drain and isinstance(fleet, LocalFleet):
             fleet = replace(fleet, drains=False)
-        end_lease(store, fleet, lease, now, f"coral fleet {'drain' if drain else 'terminate'}")
+        reason = f"coral fleet {'drain' if drain else 'terminate'}"
+        end_leases(store, fleet, [lease], now, reason)
         settle(store, fleet, now)
         return _named(store, lease.id)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -59,6 +60,9 @@ class MemoryStore:
 
     def save(self, lease: Lease, at: datetime) -> None:
         self.leases[lease.id] = lease
+
+    def save_all(self, leases: Sequence[Lease], at: datetime) -> None:
+        self.leases.update({one.id: one for one in leases})
 
 
 @given(
