@@ -179,51 +179,6 @@ def write_decision(
         _write_allocation(connection, decision_id, scenario, row, now, applied and index == 0)
 
 
-def write_profile(
-    connection: duckdb.DuckDBPyConnection,
-    gpu: GpuSpec,
-    model: ModelSpec,
-    layers: Sequence[Sequence[object]],
-    engine: Sequence[Sequence[object]],
-    source: str,
-) -> None:
-    """What was measured of a model on a machine, in place of an earlier measurement of both.
-
-    `layers` are rows of (phase, batch, tokens, context, linear_ms, attention_ms, head_ms), `engine`
-    of (input_tokens, output_tokens, concurrency, measured_ttft_ms, measured_tpot_ms,
-    predicted_tpot_ms).
-    """
-    profile = gpu.profile_name
-    connection.execute("DELETE FROM gpu WHERE gpu = ?", [gpu.name])
-    connection.execute(
-        "INSERT INTO gpu VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        _gpu_row(gpu, source),
-    )
-    connection.execute("DELETE FROM model WHERE model = ?", [model.name])
-    _insert_model(connection, model, source)
-    connection.execute(
-        "DELETE FROM layer_profile WHERE model = ? AND dtype = ? AND gpu_profile = ?",
-        [model.name, model.dtype, profile],
-    )
-    _insert(
-        connection,
-        "INSERT INTO layer_profile (model, dtype, gpu_profile, tensor_parallel_size, "
-        "expert_parallel_size, communication_ms, phase, batch, tokens, context, linear_ms, "
-        "attention_ms, head_ms, source) VALUES (?, ?, ?, 1, 1, 0, ?, ?, ?, ?, ?, ?, ?, ?)",
-        [(model.name, model.dtype, profile, *row, source) for row in layers],
-    )
-    connection.execute(
-        "DELETE FROM engine_point WHERE model = ? AND gpu_profile = ?", [model.name, profile]
-    )
-    _insert(
-        connection,
-        "INSERT INTO engine_point (model, gpu_profile, tensor_parallel_size, split, input_tokens, "
-        "output_tokens, concurrency, measured_ttft_ms, measured_tpot_ms, predicted_tpot_ms) "
-        "VALUES (?, ?, 1, 'fit', ?, ?, ?, ?, ?, ?)",
-        [(model.name, profile, *row) for row in engine],
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class ProfileRows:
     """A profile as plain values, for `write_measured`."""
@@ -245,13 +200,19 @@ class ProfileRows:
 
 
 def write_measured(
-    connection: duckdb.DuckDBPyConnection, profile: ProfileRows, now: datetime
+    connection: duckdb.DuckDBPyConnection,
+    profile: ProfileRows,
+    now: datetime,
+    replace: bool = False,
 ) -> None:
     """Take in a profile in place of earlier tables of the same model, dtype, GPU and size.
 
-    A GPU or model that is there stays as it is.
+    A GPU or model that is there stays as it is, unless it is to be replaced too.
     """
     gpu, model = profile.gpu, profile.model
+    if replace:
+        connection.execute("DELETE FROM gpu WHERE gpu = ?", [gpu.name])
+        connection.execute("DELETE FROM model WHERE model = ?", [model.name])
     connection.execute(
         "INSERT INTO gpu SELECT ?, ?, ?, ?, ?, ?, ?, ? "
         "WHERE NOT EXISTS (SELECT 1 FROM gpu WHERE gpu = ?)",

@@ -83,9 +83,18 @@ def profile_run(
 
 @profile_app.command("import")
 def profile_import(
-    file: Annotated[Path, typer.Argument(help="A profile (.parquet), a CSV, or raw points.")],
+    file: Annotated[
+        str,
+        typer.Argument(
+            help="A profile (.parquet), a CSV, raw points, or aiconfigurator:SYSTEM "
+            "(such as aiconfigurator:h200_sxm, with --name and --gpu)."
+        ),
+    ],
     gpu: Gpu = None,
     name: Name = None,
+    tp: Annotated[
+        list[int] | None, typer.Option(help="Of aiconfigurator: tensor parallel sizes. [1 2 4 8]")
+    ] = None,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
@@ -93,9 +102,14 @@ def profile_import(
     from datetime import UTC, datetime
 
     from coral.render_profile import print_imported, profile_summary
-    from tasks.profile_catalog import import_file
+    from tasks.aiconfigurator import PREFIX
+    from tasks.profile_catalog import import_file, import_system
 
-    found = import_file(home, file, gpu, name, datetime.now(UTC))
+    now = datetime.now(UTC)
+    if file.startswith(PREFIX):
+        found = import_system(home, file.removeprefix(PREFIX), gpu, name, tuple(tp or ()), now)
+    else:
+        found = import_file(home, Path(file), gpu, name, now)
     answer(found, as_json, profile_summary, print_imported)
 
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -14,14 +19,17 @@ from catalog.store import Catalog
 from executor.vllm.environment import require_vllm
 from planner.figures import ServiceFigures, service_figures
 from planner.scenario import ScenarioSpec
-from planner.site import LocalSite
+from planner.site import LocalEngineSpec, LocalSite
 from planner.types import Workload
 from tasks.inputs import Inputs
 from tasks.load import LoadFigures, LoadRequest, figures, make_requests, send
 from tasks.local_site import check_engines, make_models, model_folder
 from tasks.operating import lease_store
-from tasks.profiling import import_probe, probe
-from tasks.progress import report
+from tasks.profile_file import read_measurements
+from tasks.profile_run import ProfileRequest, measured_before, read_model, run_profiler
+from tasks.profile_tables import import_profile, profile_of
+
+MINUTES = 1.5  # for one model on one kind of core; the coarse grid is measured however long it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +43,18 @@ class Served:
 
 
 def prepare(catalog: Catalog, spec: ScenarioSpec) -> None:
-    """Models that are to be made, and measured tables of each on this machine's cores."""
+    """Models that are to be made, and measured tables of each on this machine's cores.
+
+    Raises VllmError, MakeModelError, ProfilerError, NoisyProfileError.
+    """
     home, site = catalog.home, spec.fleet
-    steps = 2 * len(site.engines)
-    report("models made and measured", 0, steps)
     make_models(home, site)
     check_engines(home, site)
     with catalog.write() as connection:
         import_seed(connection)
-    for done, (name, engine) in enumerate(sorted(site.engines.items()), 1):
-        folder = model_folder(home, engine)
-        report("models made and measured", 2 * done - 1, steps)
+    for name, engine in sorted(site.engines.items()):
         for profile in sorted({node.profile for node in site.nodes}):
-            out = home / "profiles" / profile
-            found = probe(require_vllm(engine.python), folder, _alike(site, profile), out)
-            import_probe(catalog, found, name, folder, engine.dtype, profile)
-        report("models made and measured", 2 * done, steps)
+            _measure(catalog, site, name, engine, profile)
 
 
 def measure_service(
@@ -90,12 +94,38 @@ def _warm(url: str, requests: Sequence[LoadRequest], concurrency: int) -> None:
     send(url, requests[: 2 * concurrency], concurrency)
 
 
-def _alike(site: LocalSite, profile: str) -> list[str]:
-    """At most two groups of cores that nodes of one profile have: each depth starts on its own."""
-    groups = {
-        cores for n in site.nodes if n.profile == profile for node in n.cores for cores in node
-    }
-    return sorted(groups)[:2]
+def _measure(
+    catalog: Catalog, site: LocalSite, name: str, engine: LocalEngineSpec, profile: str
+) -> None:
+    """Once for a config.json; a run that was cut off is taken up."""
+    folder = model_folder(catalog.home, engine)
+    config, _ = read_model(folder, name)
+    groups, sizes = _alike(site, profile)
+    request = ProfileRequest(
+        config, name, str(require_vllm(engine.python)), device="cpu", backend="vllm",
+        dtype=engine.dtype, minutes=MINUTES, cores=groups, tp=sizes,
+    )  # fmt: skip
+    out = measurements_file(catalog.home, profile, config)
+    if not measured_before(request, out):
+        run_profiler(request, out)
+    found = read_measurements(out)
+    import_profile(
+        catalog, profile_of(found, name, found.gpu(profile)), datetime.now(UTC), replace=True
+    )
+
+
+def measurements_file(home: Path, profile: str, config: dict[str, Any]) -> Path:
+    """Of a model, by its config.json, on one kind of cores."""
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:12]
+    return home / "profiles" / profile / f"{digest}.json"
+
+
+def _alike(site: LocalSite, profile: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Core groups of the largest node of one profile, and the tensor parallel sizes it has."""
+    nodes = [node for n in site.nodes if n.profile == profile for node in n.cores]
+    sizes = {1 << power for node in nodes for power in range(len(node).bit_length())}
+    groups = max((tuple(node) for node in nodes), key=lambda node: len(node))
+    return groups, tuple(sorted(sizes))
 
 
 prepare_task = task(name="prepare-local", cache_policy=NO_CACHE)(prepare)

@@ -20,6 +20,7 @@ from planner.perf.calibrate import Fit, Tables, fit_roofline
 from planner.perf.model import PerformanceModel
 from planner.perf.tables import LayerRow
 from planner.types import GpuSpec, ModelSpec
+from tasks.aiconfigurator import AiconfiguratorError, profile_from
 from tasks.home import open_catalog
 from tasks.inputs import performance_model, read_known
 from tasks.profile_tables import Profile, import_profile, read_profile
@@ -78,6 +79,29 @@ def import_file(
     """Take a file's profile into the catalog; nothing of it where it is wrong."""
     catalog = open_catalog(home)
     profile = read_profile(path, known_of(catalog), gpu, name)
+    import_profile(catalog, profile, now)
+    catalog.publish(force=True)
+    return profile
+
+
+def import_system(
+    home: str | None, system: str, gpu: str | None, name: str | None, tp: tuple[int, ...],
+    now: datetime,
+) -> Profile:  # fmt: skip
+    """Take a known model's tables on a system of aiconfigurator-core into the catalog.
+
+    Raises UnknownNameError, AiconfiguratorError.
+    """
+    catalog = open_catalog(home)
+    known = known_of(catalog)
+    if name is None or gpu is None:
+        raise AiconfiguratorError(
+            f"say which model (--name) and under which GPU type (--gpu) {system} is to be filed"
+        )
+    if name not in known.models:
+        raise UnknownNameError("model", name, known.models)
+    card = next((one for one in known.gpus.values() if gpu in {one.name, one.profile_name}), None)
+    profile = profile_from(system, known.models[name], card, gpu, tp)
     import_profile(catalog, profile, now)
     catalog.publish(force=True)
     return profile

@@ -21,6 +21,7 @@ from prefect.cache_policies import NO_CACHE
 import executor.profiler
 from planner.errors import CoralError, InputError
 from planner.shapes import ARCHITECTURES, DTYPE_BYTES, model_from_config
+from tasks.profile_file import read_measurements
 from tasks.progress import report
 from tasks.solving import SchedulerMismatchError, SchedulerUnreachableError
 
@@ -168,6 +169,14 @@ def run_profiler(request: ProfileRequest, out: Path) -> Path:
     if code == REFUSED:
         raise ProfilerRefusedError(sentence)
     raise ProfilerError(f"measuring {request.name} failed: {sentence} ({out.with_suffix('.log')})")
+
+
+def measured_before(request: ProfileRequest, out: Path) -> bool:
+    """Whether `out` has all of it, so that no engine needs to start."""
+    if not out.exists():
+        return False
+    found = read_measurements(out)
+    return found.complete and (found.config, found.dtype) == (request.config, request.dtype)
 
 
 def profile_on_workers(address: str, request: ProfileRequest, folder: Path) -> list[Path]:

@@ -224,8 +224,13 @@ def gpu_named(name: str, known: Known, found: Measurements) -> GpuSpec:
     return found.gpu(name or found.machine.name)
 
 
-def import_profile(catalog: Catalog, profile: Profile, now: datetime) -> None:
-    """Take it into the catalog, in place of earlier tables of the same."""
+def import_profile(
+    catalog: Catalog, profile: Profile, now: datetime, replace: bool = False
+) -> None:
+    """Take it into the catalog, in place of earlier tables of the same.
+
+    `replace` says that its GPU and its model's shapes are to be believed, not what is known.
+    """
     rows = ProfileRows(
         gpu=profile.gpu,
         model=profile.model,
@@ -250,7 +255,7 @@ def import_profile(catalog: Catalog, profile: Profile, now: datetime) -> None:
         provenance=profile.provenance,
     )  # fmt: skip
     with catalog.write() as connection:
-        write_measured(connection, rows, now)
+        write_measured(connection, rows, now, replace)
 
 
 def _frame(path: Path) -> tuple[pl.DataFrame, dict[str, Any]]:

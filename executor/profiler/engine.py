@@ -11,7 +11,6 @@ import importlib.metadata
 import json
 import os
 import sys
-import time
 from typing import Any, TextIO
 
 from .waiting import Clock
@@ -49,10 +48,11 @@ def main(settings: dict[str, Any]) -> None:
     for line in sys.stdin:
         asked = json.loads(line)
         work.clock.find()
-        started, waited = time.perf_counter(), work.clock.waited_s()
+        started = work.clock.now()
         found = getattr(work, asked.pop("do"))(**asked)
-        spent = time.perf_counter() - started
-        _say(answers, {**found, "waited": (work.clock.waited_s() - waited) / max(spent, 1e-9)})
+        ended = work.clock.now()
+        worked_s = work.clock.work_ms(started, ended) / 1e3
+        _say(answers, {**found, "waited": 1.0 - worked_s / (ended - started)})
 
 
 def _say(answers: TextIO, value: dict[str, Any]) -> None:
@@ -74,6 +74,7 @@ class Work:
     def __init__(self, engine: Any, vocabulary: int) -> None:
         self.engine, self.vocabulary, self.count = engine, vocabulary, 0
         self.clock = Clock()
+        self.clock.watch(engine.engine_core)
 
     def decode(self, batch: int, context: int, steps: int) -> dict[str, Any]:
         """Milliseconds between steps of `batch` requests over about `context` tokens each."""
@@ -91,11 +92,11 @@ class Work:
         times = []
         for _ in range(repeats):
             for _ in range(TRIES):  # until one step takes all the prompts
-                started = self.clock.ms()
+                started = self.clock.now()
                 for number in range(batch):
                     self._add(self._prompt(number, context) + self._fresh(each), 1)
                 answers = self._finish()
-                spent = self.clock.ms() - started
+                spent = self.clock.work_ms(started, self.clock.step_ended)
                 if answers == 1:
                     break
             times.append(spent)
@@ -108,20 +109,20 @@ class Work:
         self._fill(batch, start)
         for number in range(batch):
             self._add(self._prompt(number, start), steps)
-        times: list[float] = []
+        steps_found: list[tuple[float, float]] = []
         before, since, prompt = 0.0, 0, ""
         while self.engine.has_unfinished_requests():
             outputs = self.engine.step()
-            now = self.clock.ms()
+            now = self.clock.step_ended
             if prompt and any(one.request_id == prompt for one in outputs):
-                times.append(now - before)
+                steps_found.append((before, now))
                 prompt, since = "", 0
             if len(outputs) == batch and not prompt:
                 since += 1
-                if since > WARM_STEPS and len(times) < repeats:
+                if since > WARM_STEPS and len(steps_found) < repeats:
                     prompt = self._add(self._fresh(tokens), 1)
             before = now
-        return {"ms": times}
+        return {"ms": [self.clock.work_ms(*step) for step in steps_found]}
 
     def serve(self, concurrency: int, prompt: int, output: int, requests: int) -> dict[str, Any]:
         """TPOT and throughput with `concurrency` requests in flight, one for each that ends.
@@ -130,7 +131,6 @@ class Work:
         are not counted.
         """
         first: dict[str, float] = {}
-        last: dict[str, float] = {}
         added: dict[str, float] = {}
         tpot, ttft, sizes = [], [], []
         asked = {
@@ -142,24 +142,23 @@ class Work:
         done = left = 0
         while self.engine.has_unfinished_requests():
             outputs = self.engine.step()
-            now = self.clock.ms()
+            now = self.clock.step_ended
             for one in outputs:
                 name = one.request_id
                 first.setdefault(name, now)
-                last[name] = now
                 if not one.finished:
                     continue
                 if name in counted:
                     done, ended = done + 1, now
-                    tpot.append((last[name] - first[name]) / (output - 1))
-                    ttft.append(first[name] - added[name])
+                    tpot.append(self.clock.work_ms(first[name], now) / (output - 1))
+                    ttft.append(self.clock.work_ms(added[name], first[name]))
                 elif name in asked:
                     left += 1
                     began = now if left == concurrency else 0.0
                 if len(counted) < requests + concurrency:
                     fresh = self._add(self._fresh(prompt), output)
                     counted.add(fresh)
-                    added[fresh] = now
+                    added[fresh] = self.clock.now()
             if began and done < requests:
                 sizes.append(len(outputs))
             if done >= requests:
@@ -169,21 +168,21 @@ class Work:
         return {
             "tpot_ms": tpot[:requests], "ttft_ms": ttft[:requests], "steps": len(sizes),
             "mean_batch": sum(sizes) / max(1, len(sizes)),
-            "seconds": (ended - began) / 1e3, "requests": done,
+            "seconds": self.clock.work_ms(began, ended) / 1e3, "requests": done,
         }  # fmt: skip
 
     def _full_steps(self, batch: int) -> list[float]:
         """Milliseconds between steps that answer every request."""
-        times: list[float] = []
+        steps: list[tuple[float, float]] = []
         before = 0.0
         while self.engine.has_unfinished_requests():
             outputs = self.engine.step()
-            now = self.clock.ms()
+            now = self.clock.step_ended
             full = len(outputs) == batch and not any(one.finished for one in outputs)
             if full and before:
-                times.append(now - before)
+                steps.append((before, now))
             before = now if full else 0.0
-        return times
+        return [self.clock.work_ms(*step) for step in steps]
 
     def _fill(self, batch: int, context: int) -> None:
         """Compute the KV of the fixed prompts, where the prefix cache lacks it."""

@@ -15,7 +15,7 @@ from .machine import free_bytes
 from .points import Measurements, Point
 
 if TYPE_CHECKING:
-    from .vllm_backend import VllmBackend
+    from .engine_process import EngineProcess
 
 # Largest batch, context and prefill tokens measured where nothing else is asked for.
 LIMITS = {"cuda": (256, 8192, 8192), "cpu": (16, 512, 512)}
@@ -35,6 +35,8 @@ class Backend(Protocol):
 
     @property
     def kernels(self) -> str: ...
+    @property
+    def deep(self) -> EngineProcess | None: ...  # an engine that can serve
     def wait_ready(self) -> None: ...
     def measure(self, kind: str, batch: int, tokens: int, context: int) -> dict[str, Any]: ...
     def layer(self, point: Point) -> Time: ...
@@ -59,7 +61,6 @@ class Run:
     def everything(self) -> None:
         """All tensor parallel sizes, links between processes, and the whole engine."""
         from .links import measure_links
-        from .serving import measure_serving
 
         if "links" not in self.measured.data:
             self.measured.data["links"] = measure_links(self.device, self.sizes, self.say)
@@ -68,21 +69,10 @@ class Run:
         if data["backend"] == "vllm":
             self._fit_memory()
         with tempfile.TemporaryDirectory() as folder, self._log() as log:
-            serving = self._serving_engine(Path(folder) / "serving", log)
-            try:
-                for number, tp in enumerate(self.sizes):
-                    if tp not in data.setdefault("complete_tp", []):
-                        share = (number + 1) / len(self.sizes)
-                        self._one_size(tp, Path(folder) / f"tp{tp}", share, log, serving)
-                if serving is not None:
-                    serving.wait_ready()
-                    points = SERVING_CUDA if self.device == "cuda" else SERVING
-                    fit = [p for p in points if p[0] <= self.batch and p[1] <= self.context]
-                    data["serving"] = measure_serving(serving, fit, self.say)
-                    self.measured.save()
-            finally:
-                if serving is not None:
-                    serving.end()
+            for number, tp in enumerate(self.sizes):
+                if tp not in data.setdefault("complete_tp", []):
+                    share = (number + 1) / len(self.sizes)
+                    self._one_size(tp, Path(folder) / f"tp{tp}", share, log)
 
     def serve_only(self, points: list[tuple[int, ...]]) -> None:
         """The whole engine with all layers, at points of (in flight, prompt, output)."""
@@ -102,7 +92,7 @@ class Run:
                 self.say("starting the engine as it serves")
                 backend.wait_ready()
                 for point in left:
-                    kept += measure_serving(backend, [point], self.say)
+                    kept += measure_serving(backend.engines[0], backend.tp, [point], self.say)
                     self.measured.save()
             finally:
                 backend.end()
@@ -118,8 +108,7 @@ class Run:
         from .vllm_backend import kv_bytes_per_token
 
         data, free = self.measured.data, free_bytes(self.device)
-        layers = sum(self.options.depths) + self.options.depths[1]
-        per_token = layers * kv_bytes_per_token(data["config"], data["dtype"])
+        per_token = sum(self.options.depths) * kv_bytes_per_token(data["config"], data["dtype"])
         before = (self.batch, self.context)
         self.batch, self.context = fitting(self.batch, self.context, free / 2.0 / per_token)
         if (self.batch, self.context) != before:
@@ -130,17 +119,13 @@ class Run:
             self.say(note)
             data["notes"] = [note]
 
-    def _one_size(
-        self, tp: int, folder: Path, share: float, log: Any, serving: VllmBackend | None
-    ) -> None:
+    def _one_size(self, tp: int, folder: Path, share: float, log: Any) -> None:
         self.tp = tp
         self.say(f"starting TP{tp}")
         self._heads(tp)
         backend = self._backend(folder, tp, log)
         try:
             backend.wait_ready()
-            if serving is not None:
-                serving.wait_ready()  # its start would disturb
             self.measured.data.setdefault("kernels", {})[str(tp)] = backend.kernels
             began = time.monotonic()
             left = max(0.0, self.started + self.seconds * share - began)
@@ -149,6 +134,8 @@ class Run:
             grids["prefill"] = self._prefill(backend, ends["prefill"])
             self._mixed(backend, grids["decode"], ends["mixed"])
             self._again(backend, ends["again"])
+            if backend.deep is not None:
+                self._serving(backend.deep, tp)
         finally:
             backend.end()
         self.measured.data["grids"].append(
@@ -253,15 +240,17 @@ class Run:
             "more": {"gpu_memory_utilization": 0.25} if self.device == "cuda" else {},
         }
 
-    def _serving_engine(self, folder: Path, log: Any) -> VllmBackend | None:
-        """The engine as it serves, at the deeper depth: what the tables are compared with."""
-        data = self.measured.data
-        if data["backend"] != "vllm" or self.options.no_serving or "serving" in data:
-            return None
-        from .vllm_backend import VllmBackend
+    def _serving(self, engine: EngineProcess, tp: int) -> None:
+        """The whole engine at the deeper depth: what the tables are compared with."""
+        from .serving import measure_serving
 
-        layers = (self.options.depths[1],)
-        return VllmBackend(data["config"], folder, layers, 1, self._engine_options(), log)
+        kept = self.measured.data.setdefault("serving", [])
+        if self.options.no_serving or kept:
+            return
+        points = SERVING_CUDA if self.device == "cuda" else SERVING
+        fit = [p for p in points if p[0] <= self.batch and p[1] <= self.context]
+        kept += measure_serving(engine, tp, fit, self.say)
+        self.measured.save()
 
     def _log(self) -> Any:
         path = self.options.out.with_suffix(".log")

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .vllm_backend import VllmBackend
+from .engine_process import EngineProcess
 
 COUNTED = 2  # requests counted, per request in flight (at least LEAST_REQUESTS)
 LEAST_REQUESTS = 6
@@ -14,11 +14,10 @@ RUNS = 2  # the fastest counts: what else happens on a machine only ever adds to
 
 
 def measure_serving(
-    backend: VllmBackend, points: Sequence[tuple[int, int, int]], say: Callable[[str], None]
+    engine: EngineProcess, tp: int, points: Sequence[tuple[int, ...]], say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
     """TPOT and throughput at points of (requests in flight, prompt, output)."""
     found = []
-    engine = backend.engines[0]
     engine.ask_once("serve", concurrency=2, prompt=32, output=8, requests=2)  # warm-up
     for concurrency, prompt, output in points:
         say(f"serving {concurrency} requests of {prompt} + {output} tokens")
@@ -29,8 +28,8 @@ def measure_serving(
         found.append(
             {
                 **asked,
-                "layers": backend.depths[0],
-                "tp": backend.tp,
+                "layers": engine.layers,
+                "tp": tp,
                 "requests": run["requests"],
                 "seconds": run["seconds"],
                 "tpot_ms": statistics.fmean(run["tpot_ms"]),

@@ -34,6 +34,7 @@ class TorchBackend:
     """One rank's layer on one device."""
 
     name = "torch"
+    deep: None = None  # no engine that serves
 
     def __init__(self, config: dict[str, Any], dtype: str, device: str, tp: int) -> None:
         import torch

@@ -55,6 +55,11 @@ class VllmBackend:
     def kernels(self) -> str:
         return self.engines[0].kernels
 
+    @property
+    def deep(self) -> EngineProcess:
+        """Its whole steps are closest to those of a model that serves."""
+        return self.engines[-1]
+
     def measure(self, kind: str, batch: int, tokens: int, context: int) -> dict[str, Any]:
         """Step times at both depths, of several bursts each."""
         needed = batch * (context + tokens // batch + STEPS)

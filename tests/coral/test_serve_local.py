@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import signal
@@ -17,7 +16,9 @@ import pytest
 
 from executor.home import HomeFiles
 from executor.routes import read_routes
-from tests.tasks.test_local import CONFIG, PROBE, vllm_python
+from tasks.local_run import measurements_file
+from tests.measurements import measurements
+from tests.tasks.test_local import CONFIG, vllm_python
 
 CORAL = [sys.executable, "-m", "coral"]
 
@@ -26,12 +27,11 @@ CORAL = [sys.executable, "-m", "coral"]
 def home(tmp_path: Path) -> Path:
     """A home with the model and its measurement, so that neither is made."""
     found = tmp_path / "home"
-    model, profiles = found / "models" / "tiny", found / "profiles" / "CPU"
+    model, profile = found / "models" / "tiny", measurements_file(found, "CPU", CONFIG)
     model.mkdir(parents=True)
-    profiles.mkdir(parents=True)
+    profile.parent.mkdir(parents=True)
     (model / "config.json").write_text(json.dumps(CONFIG))
-    digest = hashlib.sha256((model / "config.json").read_bytes()).hexdigest()[:12]
-    (profiles / f"{digest}.json").write_text(json.dumps(PROBE))
+    profile.write_text(json.dumps(measurements(config=CONFIG)))
     return found
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -136,11 +138,11 @@ def test_the_clock_takes_off_what_a_child_waited_for_its_core() -> None:
         clock._found_at -= 10.0
         time.sleep(0.5)
         clock.find()
-        waited, wall = clock.waited_s(), time.perf_counter()
-        ms = clock.ms()
+        waited, began = clock.waited_s(), clock.now()
         time.sleep(0.8)
-        share = (clock.waited_s() - waited) / (time.perf_counter() - wall)
-        worked = (clock.ms() - ms) / 1e3 / (time.perf_counter() - wall)
+        ended = clock.now()
+        share = (clock.waited_s() - waited) / (ended - began)
+        worked = clock.work_ms(began, ended) / 1e3 / (ended - began)
     finally:
         for child in children:
             child.kill()
@@ -152,12 +154,47 @@ def test_the_clock_takes_off_what_a_child_waited_for_its_core() -> None:
 def test_the_clock_goes_on_where_it_was_when_another_thread_is_busy() -> None:
     clock = Clock()
     clock.find()
-    before, wall = clock.ms(), 1e3 * time.perf_counter()
+    before = clock.waited_s()
     clock._found_at -= 10.0
     clock.find()
-    passed = 1e3 * time.perf_counter() - wall
-    assert clock.ms() - before <= passed + 1.0
-    assert clock.ms() - before >= 0.0
+    assert before <= clock.waited_s() <= before + 1.0
+
+
+class PiledUp:
+    """An engine's client that reads six steps of 10 ms, long over, within no time."""
+
+    def __init__(self) -> None:
+        began = time.monotonic() - 0.2
+        self.stamps = [began + 0.01 * number for number in range(6)]
+
+    def get_output(self) -> SimpleNamespace:
+        return SimpleNamespace(timestamp=self.stamps.pop(0))
+
+
+def test_answers_that_pile_up_are_steps_of_their_own_length() -> None:
+    core, clock = PiledUp(), Clock()
+    clock.watch(core)
+    clock.find()
+    ends = []
+    while core.stamps:
+        core.get_output()
+        ends.append(clock.step_ended)
+    steps = [clock.work_ms(*pair) for pair in itertools.pairwise(ends)]
+    assert steps == pytest.approx([10.0] * 5)
+
+
+def test_waiting_is_taken_off_where_it_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two looks it passes evenly; before the first and after the last there is none."""
+    clock, at = Clock(), SimpleNamespace()
+    fake = SimpleNamespace(monotonic=lambda: at.now)
+    monkeypatch.setattr("executor.profiler.waiting.time", fake)
+    monkeypatch.setattr(clock, "waited_s", lambda: at.waited)
+    for at.now, at.waited in ((10.0, 1.0), (11.0, 1.0), (12.0, 1.5)):
+        clock.now()
+    assert clock.work_ms(10.0, 11.0) == pytest.approx(1000.0)
+    assert clock.work_ms(11.0, 12.0) == pytest.approx(500.0)
+    assert clock.work_ms(10.5, 11.5) == pytest.approx(750.0)
+    assert clock.work_ms(9.0, 10.0) == pytest.approx(1000.0)
 
 
 def test_an_engine_ends_with_its_profiler_also_when_it_is_stopped() -> None:

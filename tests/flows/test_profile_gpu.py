@@ -12,7 +12,7 @@ from prefect.testing.utilities import prefect_test_harness
 from flows.profile_gpu import profile_gpu
 from planner.shapes import ModelConfigError
 from tasks.profile_catalog import read_table
-from tests.tasks.test_profiles import CONFIG, measurements
+from tests.measurements import CONFIG, measurements
 
 
 def test_a_measured_model_is_in_the_catalog_and_in_a_file(

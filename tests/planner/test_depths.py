@@ -1,69 +1,37 @@
-"""Layers and engine apart: steps made from known parts give the parts back."""
+"""Layers out of whole steps: steps made from known parts give the parts back."""
 
 from __future__ import annotations
 
 import pytest
 
-from planner.perf.depths import DepthSteps, NoisyProfileError, separate
-from planner.perf.overhead import EnginePoint, fit_engine_overhead
-from planner.perf.tables import LayerTable
+from planner.perf.depths import NoisyProfileError, layer_of_depths, linear_of_batch, split_layer
 
-OVERHEAD, BATCHES, CONTEXTS, TOKENS = 0.8, (1, 4, 8), (32, 128, 384), (16, 64, 256)
+LINEAR_MS, PER_TOKEN_MS, REST_MS = 0.6, 1e-3, 0.8
 
 
-def linear(tokens: int) -> float:
-    return 0.5 + 0.01 * tokens
-
-
-def prompt_attention(tokens: int) -> float:
-    return 1e-5 * tokens**2
-
-
-def head(batch: int) -> float:
-    return 0.02 * (batch - 1)
-
-
-def steps(layers: int) -> DepthSteps:
-    return DepthSteps(
-        layers,
-        {
-            (b, c): layers * (linear(b) + 1e-3 * b * c) + head(b) + OVERHEAD
-            for b in BATCHES
-            for c in CONTEXTS
-        },
-        {
-            (k, n): layers * (linear(n) + prompt_attention(n // k) * k) + 3.0
-            for k, n in [*((1, n) for n in TOKENS), (4, 256)]
-        },
-    )
+def step_ms(layers: int, batch: int, context: int) -> float:
+    return layers * (LINEAR_MS + PER_TOKEN_MS * batch * context) + REST_MS
 
 
 def test_the_parts_come_back() -> None:
-    found = separate(steps(2), steps(6), "made up")
-    rows = {(r.phase, r.tokens, r.context): r for r in found.rows}
-    assert len(rows) == len(BATCHES) * len(CONTEXTS) + len(TOKENS)
-    for batch in BATCHES:
-        for context in CONTEXTS:
-            row = rows["decode", batch, context]
-            assert row.linear_ms == pytest.approx(linear(batch), rel=1e-3)
-            assert row.attention_ms == pytest.approx(1e-3 * batch * context, rel=1e-2)
-            assert row.head_ms == pytest.approx(head(batch), abs=1e-9)
-    long = rows["prefill", 256, 0]
-    assert long.attention_ms == pytest.approx(prompt_attention(256), rel=1e-3)
-    assert long.linear_ms == pytest.approx(linear(256), rel=1e-3)
-    points = [EnginePoint("0.0", r.measured_tpot_ms, r.predicted_tpot_ms) for r in found.engine]
-    assert fit_engine_overhead(points)["0.0"] == pytest.approx(OVERHEAD)
+    contexts = (32, 128, 384)
+    layer = {
+        (4, c): layer_of_depths(step_ms(2, 4, c), step_ms(6, 4, c), (2, 6), "a decode")
+        for c in contexts
+    }
+    assert linear_of_batch(4, layer) == pytest.approx(LINEAR_MS)
+    for context in contexts:
+        parts = split_layer(layer[4, context], layer[4, context] - LINEAR_MS)
+        assert parts == pytest.approx((LINEAR_MS, PER_TOKEN_MS * 4 * context))
 
 
-def test_the_rows_make_a_table_without_zeros() -> None:
-    table = LayerTable.of("t", separate(steps(2), steps(6), "made up").rows)
-    assert float(table.decode_layer_ms(4.0, 128.0)) == pytest.approx(
-        linear(4) + 1e-3 * 512, rel=0.01
-    )
-    short = separate(steps(2), steps(6), "made up").rows
-    assert min(min(row.linear_ms, row.attention_ms) for row in short) > 0
+def test_no_part_is_zero() -> None:
+    assert min(split_layer(1.0, 0.0)) > 0
+    assert min(split_layer(1.0, 2.0)) > 0
+    falling = {(1, 32): 1.0, (1, 384): 0.9}  # noise: less time over more context
+    assert linear_of_batch(1, falling) == 0.9
 
 
 def test_more_layers_in_less_time_is_refused() -> None:
-    with pytest.raises(NoisyProfileError, match="measure again"):
-        separate(steps(2), DepthSteps(6, steps(1).decode, steps(6).prefill), "made up")
+    with pytest.raises(NoisyProfileError, match=r"a decode took .* measure again"):
+        layer_of_depths(2.0, 1.0, (2, 6), "a decode")

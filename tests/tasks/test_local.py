@@ -29,11 +29,14 @@ from planner.site import LocalSite
 from tasks.fleet_view import end_fleet
 from tasks.inputs import load_inputs
 from tasks.library import build_phase, share_templates
+from tasks.local_run import measurements_file
 from tasks.local_site import CoresError, check_site
 from tasks.operating import Round, lease_store, operate_once
-from tasks.profiling import ProbeFile, import_probe
+from tasks.profile_file import read_measurements
+from tasks.profile_tables import import_profile, profile_of
 from tasks.scenario_file import read_scenario
 from tasks.solving import Solvers
+from tests.measurements import measurements
 
 NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 GIB = 2**30
@@ -45,25 +48,15 @@ CONFIG = {
 }  # fmt: skip
 
 
-def depth(layers: int) -> dict[str, object]:
-    """Step times as the probe writes them, made up."""
-    prefill = [(1, 16), (1, 64), (1, 256), (4, 256)]
-    return {
-        "layers": layers,
-        "prefill": [{"batch": b, "tokens": n, "ms": 4 + layers * 0.04 * n} for b, n in prefill],
-        "decode": [
-            {"batch": b, "context": c, "ms": 0.8 + layers * (1 + 0.1 * b + 1e-4 * b * c)}
-            for b in (1, 8, 16)
-            for c in (32, 384)
-        ],
-    }
-
-
-PROBE = {
-    "cpu": "a CPU", "cores": ["0"], "torch": "2.13", "vllm": "0.32.0", "python": "3.11",
-    "measured_at": "2026-11-29T12:00:00", "memory_gib": 16.0, "tflops": 0.1,
-    "memory_gbyte_per_s": 10.0, "depths": [depth(2), depth(6)],
-}  # fmt: skip
+def take_measurements(catalog: Catalog) -> Path:
+    """The scenario's model as if `prepare` had measured it here; the file."""
+    out = measurements_file(catalog.home, "CPU", CONFIG)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(measurements(config=CONFIG)))
+    found = read_measurements(out)
+    profile = profile_of(found, "coral/tiny", found.gpu("CPU"))
+    import_profile(catalog, profile, NOW, replace=True)
+    return out
 
 
 def vllm_python(folder: Path, version: str = "0.32.0") -> Path:
@@ -102,8 +95,7 @@ def catalog(tmp_path: Path) -> Catalog:
     (model / "config.json").write_text(json.dumps(CONFIG))
     with found.write() as connection:
         import_seed(connection)
-    probe = ProbeFile.model_validate(PROBE)
-    import_probe(found, probe, "coral/tiny", model, "float32", "CPU")
+    take_measurements(found)
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 
@@ -51,10 +50,6 @@ def test_torchs_own_layer(config: dict, tmp_path: Path) -> None:
         run_profiler(ProfileRequest(config, "small", PYTHON, "cpu", "torch", "bfloat16"), path)
 
 
-@pytest.mark.skipif(
-    not os.environ.get("CORAL_TEST_PROFILER"),
-    reason="answers that pile up on a busy machine are timed as steps of no length: to be mended",
-)
 def test_vllms_own_steps_predict_its_own_runs(tmp_path: Path) -> None:
     request = ProfileRequest(LLAMA, "small", PYTHON, "cpu", minutes=1.5, limits=SMALL)
     found = read_measurements(run_profiler(request, tmp_path / "a.json"))

@@ -25,9 +25,10 @@ def test_from_an_empty_home_to_tokens(tmp_path: Path) -> None:
     assert (served["measured"]["requests"], served["measured"]["failed"]) == (32, 0)
     assert served["measured"]["output_tokens_per_s"] > 0
     (profile,) = (tmp_path / "profiles" / "CPU").glob("*.json")
-    assert json.loads(profile.read_text())["vllm"].startswith("0.32.")
+    assert json.loads(profile.read_text())["machine"]["vllm"].startswith("0.32.")
     rows = "SELECT phase, count(*) FROM layer_profile WHERE gpu_profile = 'CPU' GROUP BY ALL"
-    assert coral("sql", f"{rows} ORDER BY ALL", *home)["rows"] == [["decode", 12], ["prefill", 5]]
+    counts = dict(coral("sql", f"{rows} ORDER BY ALL", *home)["rows"])
+    assert counts["decode"] >= 6 and counts["prefill"] >= 8 and counts["mixed"] >= 1
     assert coral("fleet", "list", *home)["rows"] == []
     assert "Application startup complete" in _log_of_the_first_stage(tmp_path)
 
