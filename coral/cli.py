@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coral import __version__
+from coral.market import market_app
 from coral.output import answer, answer_rows, flow_run, print_json
 from coral.profile import profile_app
 from coral.serving import Home, add_commands, refuse_taken
@@ -36,6 +37,7 @@ app.add_typer(library_app, name="library")
 fleet_app = typer.Typer(help="The nodes that run the plan.", no_args_is_help=True)
 app.add_typer(fleet_app, name="fleet")
 app.add_typer(profile_app, name="profile")
+app.add_typer(market_app, name="market")
 add_commands(app)
 
 Scenario = Annotated[
@@ -428,7 +430,8 @@ def sql(
 ) -> None:
     """Run SQL on the read-only snapshot of the database; it never meets a lock.
 
-    Views to start with: best_templates, allocation_history, latest_price, rejected_offers.
+    Views to start with: best_templates, allocation_history, price_now, price_change,
+    capacity_failure, market_gap, rejected_offers.
     """
     from tasks.home import open_catalog
 

@@ -355,8 +355,13 @@ def _print_sources(console: Console, result: AllocationResult) -> None:
     age = datetime.now(UTC) - seen
     console.print(
         f"Prices of {seen:%Y-%m-%d %H:%M} UTC ({_age(age)} old): {accepted} accepted, "
-        f"{sum(rejected.values())} rejected ({reasons})."
+        f"{sum(rejected.values())} rejected{f' ({reasons})' if reasons else ''}."
     )
+    for feed in result.inputs.feeds:
+        if feed.note:
+            console.print(f"[yellow]{feed.note[0].upper()}{feed.note[1:]}.[/yellow]")
+    if result.inputs.scenario.avoided:
+        console.print(f"Avoided for now: {result.inputs.scenario.avoided}.")
     unpriced = result.inputs.scenario.unpriced
     if unpriced:
         more = f" and {len(unpriced) - SHOWN_NAMES} more" if len(unpriced) > SHOWN_NAMES else ""

@@ -12,6 +12,8 @@ from planner.leases import Actions, Lease, LeaseState, LeaseStore
 from planner.types import Offer
 
 NOT_IN_PLAN = "not in the plan"
+NODE_GONE = "its node is gone"
+ALL_DOWN = "coral down"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ def settle(
         if lease.state is LeaseState.PLANNED:
             _request(store, fleet, lease, now)
         elif lease.state.is_held and fleet.is_gone(lease.instance_id or ""):
-            store.save(lease.to(LeaseState.TERMINATED, "its node is gone", ended_at=now), now)
+            store.save(lease.to(LeaseState.TERMINATED, NODE_GONE, ended_at=now), now)
         elif lease.state is LeaseState.LAUNCHING and lease.ready_at and lease.ready_at <= now:
             store.save(lease.to(LeaseState.READY), now)
         elif lease.state is LeaseState.TERMINATING:
@@ -83,7 +85,7 @@ def end_all(store: LeaseStore, fleet: Fleet, leases: Sequence[Lease], now: datet
     """Terminate everything that is not over; how many there were."""
     running = [lease for lease in leases if not lease.state.is_over]
     for lease in running:
-        end_lease(store, fleet, lease, now, "coral down")
+        end_lease(store, fleet, lease, now, ALL_DOWN)
     return len(running)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from executor.apply import end_all, settle
+from executor.apply import ALL_DOWN, end_all, settle
 from executor.fleet import NoCapacityError
 from executor.local import LOCAL_PREFIX, LocalFleet
 from planner.leases import Lease, LeaseState
@@ -66,7 +66,7 @@ class AnyFleet:
 
     def launch(self, lease: Lease, now: datetime) -> tuple[str, datetime]:
         """Raises NoCapacityError: what an interrupted round planned is not begun any more."""
-        raise NoCapacityError("coral down")
+        raise NoCapacityError(ALL_DOWN)
 
     def terminate(self, instance_id: str) -> None:
         if instance_id.startswith(LOCAL_PREFIX):

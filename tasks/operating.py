@@ -30,6 +30,7 @@ from tasks.allocation import allocation_input, conclude, fingerprint, read_libra
 from tasks.deploying import Wanted, deploy
 from tasks.inputs import Inputs
 from tasks.local_site import check_site, local_fleet
+from tasks.market.launches import remember_launches
 from tasks.report import Decision
 
 LOCK_PATIENCE_S = 5.0
@@ -111,6 +112,7 @@ def operate_once(catalog: Catalog, spec: ScenarioSpec, inputs: Inputs, now: date
 
         actions = reconcile(wanted, offers, freed)
         applied = apply_actions(store, fleet, actions, now, name, move)
+        remember_launches(catalog)
         cost = _cost(data, held_nodes(_leases_of(store.all(), name)))
         return Round(choice.decision, applied, choice.why, choice.stopped, made, *cost)
 

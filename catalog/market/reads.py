@@ -1,0 +1,165 @@
+"""Reads of the market: prices in force, what is stored of a source, evidence of availability."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import duckdb
+import polars as pl
+
+from catalog.market.pull import TIME
+from catalog.market.schema import IS_ASIDE
+from planner.availability import LaunchOutcome, LaunchResult, PlacementScore, QuotaState
+from planner.known import MarketRow
+from planner.types import Market
+
+STORED: dict[str, pl.DataType | type[pl.DataType]] = {
+    "domain": pl.String, "zone": pl.String, "instance_type": pl.String, "market": pl.String,
+    "observed_at": TIME, "price_usd_per_hour": pl.Float64, "nodes": pl.Int32,
+    "rejected_because": pl.String, "listed": pl.Boolean,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class FeedState:
+    """What is known of one source of prices."""
+
+    feed: str
+    offers: int  # in force
+    seen_at: datetime | None  # the oldest part; None: never answered
+    rejected: dict[str, int]  # offers whose newest row was refused, by reason
+
+
+def read_stored(
+    connection: duckdb.DuckDBPyConnection, feed: str, domains: Sequence[str]
+) -> pl.DataFrame:
+    """The newest rows of every offer: two that count, and the last of each kind put aside."""
+    row = (
+        "{'observed_at': observed_at, 'price_usd_per_hour': price_usd_per_hour, 'nodes': nodes, "
+        "'rejected_because': rejected_because, 'listed': listed}"
+    )
+    aside = f"coalesce({IS_ASIDE}, false)"
+    where = "FROM offer WHERE feed = $1 AND domain IN (SELECT unnest($2::TEXT[]))"
+    by = "domain, zone, instance_type, market"
+    frame = connection.execute(
+        f"SELECT {by}, unnest(arg_max({row}, observed_at, 2), recursive := true) {where} "
+        f"AND NOT {aside} GROUP BY {by} UNION ALL "
+        f"SELECT {by}, unnest(arg_max({row}, observed_at, 1), recursive := true) {where} "
+        f"AND {aside} GROUP BY {by}, rejected_because",
+        [feed, list(domains)],
+    ).pl()
+    return frame.select(
+        pl.col(name).dt.convert_time_zone("UTC").cast(kind)
+        if kind == TIME and frame.height
+        else pl.col(name).cast(kind)
+        for name, kind in STORED.items()
+    )
+
+
+def read_known_types(connection: duckdb.DuckDBPyConnection) -> pl.DataFrame:
+    """Cloud, instance type, GPU, count and vCPUs of all types that map to node classes."""
+    return connection.execute(
+        "SELECT cloud, instance_type, gpu, gpu_count::INTEGER AS gpu_count, vcpus FROM "
+        "instance_type ORDER BY ALL"
+    ).pl()
+
+
+def read_market(
+    connection: duckdb.DuckDBPyConnection, feeds: Sequence[str]
+) -> list[tuple[str, datetime, MarketRow]]:
+    """Prices in force with their source and when it was last seen.
+
+    Of each domain and market the first of `feeds` that has prices there gives them all.
+    """
+    rows = connection.execute(
+        "SELECT feed, seen_at, domain, zone, instance_type, node_class, market, "
+        "price_usd_per_hour, nodes FROM price_now WHERE feed IN (SELECT unnest($1::TEXT[])) "
+        "QUALIFY rank() OVER "
+        "(PARTITION BY domain, market ORDER BY list_position($1::TEXT[], feed)) = 1 "
+        "ORDER BY domain, zone, instance_type, node_class, market, price_usd_per_hour",
+        [list(feeds)],
+    ).fetchall()
+    return [
+        (feed, seen_at, MarketRow(domain, zone, name, node, Market(market), price, nodes))
+        for feed, seen_at, domain, zone, name, node, market, price, nodes in rows
+    ]
+
+
+def read_feeds(connection: duckdb.DuckDBPyConnection, feeds: Sequence[str]) -> list[FeedState]:
+    """Every source: offers in force, its oldest part, what it says that may not be used."""
+    found = []
+    for feed in feeds:
+        offers, seen_at = connection.execute(
+            "SELECT count(*), min(seen_at) FROM price_now WHERE feed = ?", [feed]
+        ).fetchall()[0]
+        rejected = connection.execute(
+            "SELECT why, count(*) FROM ("
+            "SELECT arg_max(coalesce(rejected_because, ''), observed_at) AS why FROM offer "
+            "WHERE feed = ? GROUP BY domain, zone, instance_type, market) "
+            "WHERE why <> '' GROUP BY ALL ORDER BY ALL",
+            [feed],
+        ).fetchall()
+        found.append(FeedState(feed, offers, seen_at, dict(rejected)))
+    return found
+
+
+def read_asked(connection: duckdb.DuckDBPyConnection, feed: str, part: str) -> dict[str, datetime]:
+    """When a part of a source was last seen, by domain."""
+    rows = connection.execute(
+        "SELECT domain, max(last_at) FROM market_watch WHERE feed = ? AND part = ? "
+        "AND outcome = 'seen' GROUP BY domain",
+        [feed, part],
+    ).fetchall()
+    return dict(rows)
+
+
+def read_launches(connection: duckdb.DuckDBPyConnection, since: datetime) -> list[LaunchResult]:
+    """What became of launches since a time, oldest first."""
+    rows = connection.execute(
+        "SELECT lease_id, at, domain, zone, instance_type, market, outcome, detail "
+        "FROM launch_result WHERE at >= ? ORDER BY at, lease_id",
+        [since],
+    ).fetchall()
+    return [
+        LaunchResult(key, at, domain, zone, kind, Market(market), LaunchOutcome(outcome), detail)
+        for key, at, domain, zone, kind, market, outcome, detail in rows
+    ]
+
+
+def read_recorded(connection: duckdb.DuckDBPyConnection) -> set[tuple[str, str]]:
+    """(lease, outcome) of every launch that is recorded."""
+    return set(connection.execute("SELECT lease_id, outcome FROM launch_result").fetchall())
+
+
+def read_scores(
+    connection: duckdb.DuckDBPyConnection, feeds: Sequence[str], now: datetime, fresh: timedelta
+) -> dict[tuple[str, str], PlacementScore]:
+    """The newest placement scores by (domain, instance type), of parts seen lately."""
+    rows = connection.execute(
+        "SELECT s.domain, s.instance_type, arg_max(s.score, s.observed_at), "
+        "arg_max(s.nodes, s.observed_at), arg_max(s.asked_for, s.observed_at) "
+        "FROM placement_score s JOIN market_watch w ON w.feed = s.feed AND w.domain = s.domain "
+        "AND w.part = 'scores' AND w.outcome = 'seen' AND w.last_at >= $2 "
+        "WHERE s.feed IN (SELECT unnest($1::TEXT[])) GROUP BY s.domain, s.instance_type",
+        [list(feeds), now - fresh],
+    ).fetchall()
+    return {
+        (domain, kind): PlacementScore(score, nodes, tuple(asked.split()))
+        for domain, kind, score, nodes, asked in rows
+    }
+
+
+def read_quotas(connection: duckdb.DuckDBPyConnection, feeds: Sequence[str]) -> list[QuotaState]:
+    """The newest quotas; they outlive a failed refresh, since they rarely change."""
+    rows = connection.execute(
+        "SELECT domain, family, instance_types, market, arg_max(limit_vcpus, observed_at), "
+        "arg_max(used_vcpus, observed_at) FROM quota WHERE feed IN (SELECT unnest($1::TEXT[])) "
+        "GROUP BY domain, family, instance_types, market ORDER BY ALL",
+        [list(feeds)],
+    ).fetchall()
+    return [
+        QuotaState(domain, family, kinds, Market(market), limit, used)
+        for domain, family, kinds, market, limit, used in rows
+    ]
