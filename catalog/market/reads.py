@@ -32,6 +32,14 @@ class FeedState:
     rejected: dict[str, int]  # offers whose newest row was refused, by reason
 
 
+def frame_of(
+    connection: duckdb.DuckDBPyConnection, sql: str, parameters: Sequence[object] = ()
+) -> pl.DataFrame:
+    """A query's result as a frame."""
+    found: pl.DataFrame = connection.sql(sql, params=list(parameters) or None).pl()
+    return found
+
+
 def read_stored(
     connection: duckdb.DuckDBPyConnection, feed: str, domains: Sequence[str]
 ) -> pl.DataFrame:
@@ -43,13 +51,14 @@ def read_stored(
     aside = f"coalesce({IS_ASIDE}, false)"
     where = "FROM offer WHERE feed = $1 AND domain IN (SELECT unnest($2::TEXT[]))"
     by = "domain, zone, instance_type, market"
-    frame = connection.execute(
+    frame = frame_of(
+        connection,
         f"SELECT {by}, unnest(arg_max({row}, observed_at, 2), recursive := true) {where} "
         f"AND NOT {aside} GROUP BY {by} UNION ALL "
         f"SELECT {by}, unnest(arg_max({row}, observed_at, 1), recursive := true) {where} "
         f"AND {aside} GROUP BY {by}, rejected_because",
         [feed, list(domains)],
-    ).pl()
+    )
     return frame.select(
         pl.col(name).dt.convert_time_zone("UTC").cast(kind)
         if kind == TIME and frame.height
@@ -60,10 +69,11 @@ def read_stored(
 
 def read_known_types(connection: duckdb.DuckDBPyConnection) -> pl.DataFrame:
     """Cloud, instance type, GPU, count and vCPUs of all types that map to node classes."""
-    return connection.execute(
+    return frame_of(
+        connection,
         "SELECT cloud, instance_type, gpu, gpu_count::INTEGER AS gpu_count, vcpus FROM "
-        "instance_type ORDER BY ALL"
-    ).pl()
+        "instance_type ORDER BY ALL",
+    )
 
 
 def read_market(
@@ -118,8 +128,8 @@ def read_asked(connection: duckdb.DuckDBPyConnection, feed: str, part: str) -> d
 def read_launches(connection: duckdb.DuckDBPyConnection, since: datetime) -> list[LaunchResult]:
     """What became of launches since a time, oldest first."""
     rows = connection.execute(
-        "SELECT lease_id, at, domain, zone, instance_type, market, outcome, detail "
-        "FROM launch_result WHERE at >= ? ORDER BY at, lease_id",
+        "SELECT lease_id, happened_at, domain, zone, instance_type, market, outcome, detail "
+        "FROM launch_result WHERE happened_at >= ? ORDER BY happened_at, lease_id",
         [since],
     ).fetchall()
     return [

@@ -37,7 +37,7 @@ CREATE TABLE zone_offering (
     first_at TIMESTAMPTZ NOT NULL, last_at TIMESTAMPTZ NOT NULL,
     PRIMARY KEY (feed, domain, zone, instance_type));
 CREATE TABLE launch_result (
-    at TIMESTAMPTZ NOT NULL, lease_id TEXT NOT NULL, domain TEXT NOT NULL, zone TEXT,
+    happened_at TIMESTAMPTZ NOT NULL, lease_id TEXT NOT NULL, domain TEXT NOT NULL, zone TEXT,
     instance_type TEXT NOT NULL, market TEXT NOT NULL, outcome TEXT NOT NULL,
     detail TEXT NOT NULL, PRIMARY KEY (lease_id, outcome));
 """
@@ -89,8 +89,8 @@ CREATE VIEW capacity_failure AS
            count(*) FILTER (WHERE outcome = 'launched') AS launched,
            count(*) FILTER (WHERE outcome = 'no_capacity') AS no_capacity,
            count(*) FILTER (WHERE outcome = 'preempted') AS preempted,
-           max(at) FILTER (WHERE outcome <> 'launched') AS last_failure_at,
-           arg_max(detail, at) FILTER (WHERE outcome <> 'launched') AS last_detail
+           max(happened_at) FILTER (WHERE outcome <> 'launched') AS last_failure_at,
+           arg_max(detail, happened_at) FILTER (WHERE outcome <> 'launched') AS last_detail
     FROM launch_result GROUP BY ALL HAVING count(*) FILTER (WHERE outcome <> 'launched') > 0;
 CREATE VIEW market_gap AS
     WITH spans AS (

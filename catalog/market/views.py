@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import duckdb
 import polars as pl
 
+from catalog.market.reads import frame_of
+
 
 @dataclass(frozen=True, slots=True)
 class Filter:
@@ -32,27 +34,29 @@ MATCHES = (
 
 def read_now(connection: duckdb.DuckDBPyConnection, wanted: Filter) -> pl.DataFrame:
     """Prices in force, the cheapest GPU first."""
-    return connection.execute(
+    return frame_of(
+        connection,
         "SELECT feed, domain, zone, instance_type, node_class, market, price_usd_per_hour, "
         "price_usd_per_hour / gpu_count AS usd_per_gpu_hour, since, seen_at, nodes, vcpus, "
         f"gpu_count FROM price_now WHERE {MATCHES} "
         "ORDER BY usd_per_gpu_hour, domain, zone, instance_type, market, feed",
         wanted.values,
-    ).pl()
+    )
 
 
 def read_changes(
     connection: duckdb.DuckDBPyConnection, wanted: Filter, hours: float
 ) -> pl.DataFrame:
     """Price changes of the last hours, the newest first."""
-    return connection.execute(
+    return frame_of(
+        connection,
         "SELECT c.observed_at, c.feed, c.domain, c.zone, c.instance_type, c.market, "
         "c.before_usd_per_hour, c.price_usd_per_hour, c.change FROM price_change c "
         "JOIN (SELECT DISTINCT instance_type, gpu FROM instance_type) USING (instance_type) "
         f"WHERE {MATCHES} AND c.observed_at >= now() - to_seconds(3600 * $6) "
         "ORDER BY c.observed_at DESC, c.domain, c.zone, c.instance_type, c.market",
         [*wanted.values, hours],
-    ).pl()
+    )
 
 
 def read_lines(connection: duckdb.DuckDBPyConnection, wanted: Filter, hours: float) -> pl.DataFrame:
@@ -60,7 +64,8 @@ def read_lines(connection: duckdb.DuckDBPyConnection, wanted: Filter, hours: flo
 
     Price is null from where an offer was no longer listed, or refused.
     """
-    return connection.execute(
+    return frame_of(
+        connection,
         "WITH rows AS ("
         "SELECT o.feed, o.domain, o.zone, o.instance_type, o.market, o.observed_at, "
         "CASE WHEN o.listed AND o.rejected_because IS NULL THEN o.price_usd_per_hour END AS price, "
@@ -73,22 +78,24 @@ def read_lines(connection: duckdb.DuckDBPyConnection, wanted: Filter, hours: flo
         f"WHERE {MATCHES} AND (until IS NULL OR until >= now() - to_seconds(3600 * $6)) "
         "ORDER BY feed, domain, zone, instance_type, market, observed_at",
         [*wanted.values, hours],
-    ).pl()
+    )
 
 
 def read_gaps(connection: duckdb.DuckDBPyConnection, hours: float) -> pl.DataFrame:
     """Times in which a part of a source was not seen, the newest first."""
-    return connection.execute(
+    return frame_of(
+        connection,
         "SELECT feed, domain, part, gap_from, gap_to, minutes, why FROM market_gap "
         "WHERE coalesce(gap_to, now()) >= now() - to_seconds(3600 * $1) "
         "ORDER BY gap_from DESC, feed, domain, part",
         [hours],
-    ).pl()
+    )
 
 
 def read_rejections(connection: duckdb.DuckDBPyConnection, wanted: Filter) -> pl.DataFrame:
     """Offers whose newest row was refused or put aside, with the reason."""
-    return connection.execute(
+    return frame_of(
+        connection,
         "SELECT feed, domain, zone, instance_type, market, "
         "arg_max(price_usd_per_hour, observed_at) AS price_usd_per_hour, "
         "max(observed_at) AS observed_at, "
@@ -96,13 +103,14 @@ def read_rejections(connection: duckdb.DuckDBPyConnection, wanted: Filter) -> pl
         f"WHERE {MATCHES} GROUP BY feed, domain, zone, instance_type, market HAVING why <> '' "
         "ORDER BY why, domain, zone, instance_type, market",
         wanted.values,
-    ).pl()
+    )
 
 
 def read_failures(connection: duckdb.DuckDBPyConnection) -> pl.DataFrame:
     """Parts of sources that did not answer the last time, with why."""
-    return connection.execute(
+    return frame_of(
+        connection,
         "SELECT feed, domain, part, detail, last_at FROM market_watch "
         "QUALIFY row_number() OVER (PARTITION BY feed, domain, part "
-        "ORDER BY last_at DESC, first_at DESC) = 1 AND outcome = 'failed' ORDER BY ALL"
-    ).pl()
+        "ORDER BY last_at DESC, first_at DESC) = 1 AND outcome = 'failed' ORDER BY ALL",
+    )

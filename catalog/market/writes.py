@@ -68,8 +68,9 @@ def record_launches(connection: duckdb.DuckDBPyConnection, results: Iterable[Lau
     for one in results:
         new += len(
             connection.execute(
-                "INSERT OR IGNORE INTO launch_result (at, lease_id, domain, zone, instance_type, "
-                "market, outcome, detail) VALUES (?, ?, ?, ?, ?, ?, ?, ?) RETURNING lease_id",
+                "INSERT OR IGNORE INTO launch_result (happened_at, lease_id, domain, zone, "
+                "instance_type, market, outcome, detail) VALUES (?, ?, ?, ?, ?, ?, ?, ?) "
+                "RETURNING lease_id",
                 [one.at, one.lease_id, one.domain, one.zone, one.instance_type, one.market.value,
                  one.outcome.value, one.detail],
             ).fetchall()
@@ -162,8 +163,8 @@ def _extend(
             return  # a slower refresh that began before one that has landed
         if (outcome, detail) == row[3:] and goes_on:
             connection.execute(
-                "UPDATE market_watch SET last_at = greatest(last_at, ?), pulls = pulls + 1 WHERE feed = ? "
-                "AND domain = ? AND part = ? AND outcome = ? AND first_at = ?",
+                "UPDATE market_watch SET last_at = greatest(last_at, ?), pulls = pulls + 1 "
+                "WHERE feed = ? AND domain = ? AND part = ? AND outcome = ? AND first_at = ?",
                 [at, *row[:4], first_at],
             )
             return

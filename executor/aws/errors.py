@@ -152,6 +152,8 @@ def clock_skew(response: dict[str, Any], now: datetime) -> timedelta | None:
         theirs = parsedate_to_datetime(str(headers["date"]))
     except (KeyError, TypeError, ValueError):
         return None
+    if theirs.tzinfo is None:
+        return None
     skew = now - theirs
     return skew if abs(skew) > SKEW else None
 

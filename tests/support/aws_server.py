@@ -55,7 +55,6 @@ class Fault:
     delay_s: float = 0.0
     times: int | None = None
     body: bytes | None = None  # in place of the answer
-    clock: timedelta | None = None  # how far AWS's clock is ahead, as the answer dates itself
 
     def matches(self, call: Call) -> bool:
         return (
@@ -84,6 +83,7 @@ class AwsServer:
     scores: dict[str, int] = field(default_factory=dict)  # by region; 7 elsewhere
     quotas: dict[tuple[str, str], float] = field(default_factory=dict)  # (region, code); 512
     capacity: dict[tuple[str, str], int] = field(default_factory=dict)  # (type, zone name)
+    clock: timedelta = timedelta(0)  # how far it is ahead of this machine's
     faults: list[Fault] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     data: Snapshot = field(default_factory=lambda: shipped_snapshot().copy())
@@ -94,9 +94,19 @@ class AwsServer:
     _stop: threading.Event = field(default_factory=threading.Event)
 
     def __enter__(self) -> AwsServer:
-        from werkzeug.serving import make_server
+        from werkzeug.serving import WSGIRequestHandler, make_server
 
-        self._server = make_server("127.0.0.1", 0, self, threaded=True)
+        server = self
+
+        class Handler(WSGIRequestHandler):
+            """Quiet, and with the server's clock in its answers."""
+
+            def log_request(self, code: int | str = "-", size: int | str = "-") -> None: ...
+
+            def date_time_string(self, timestamp: float | None = None) -> str:
+                return format_datetime(datetime.now(UTC) + server.clock, usegmt=True)
+
+        self._server = make_server("127.0.0.1", 0, self, threaded=True, request_handler=Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
         return self
@@ -166,7 +176,7 @@ class AwsServer:
             if fault.body is not None:
                 return _send(start_response, fault.status, fault.body)
             if fault.code:
-                return _send(start_response, fault.status, error_of(call, fault), fault.clock)
+                return _send(start_response, fault.status, error_of(call, fault))
         if call.service == "ec2" and call.region not in self.enabled:
             off = Fault(code="AuthFailure", message="not able to validate the credentials")
             return _send(start_response, 401, error_of(call, off))
@@ -244,13 +254,9 @@ def _call_of(environ: Mapping[str, Any], body: bytes) -> Call:
     return Call(service, region, parameters.get("Action", "?"), parameters)
 
 
-def _send(
-    start_response: Callable[..., Any], status: int, body: bytes, ahead: timedelta | None = None
-) -> list[bytes]:
+def _send(start_response: Callable[..., Any], status: int, body: bytes) -> list[bytes]:
     kind = "application/x-amz-json-1.1" if body[:1] in (b"{", b"[") else "text/xml"
     headers = [("Content-Type", kind), ("Content-Length", str(len(body)))]
-    if ahead is not None:
-        headers.append(("Date", format_datetime(datetime.now(UTC) + ahead, usegmt=True)))
     start_response(f"{status} {'OK' if status == 200 else 'Error'}", headers)
     return [body]
 

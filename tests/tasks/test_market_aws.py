@@ -249,7 +249,8 @@ def test_credentials_that_expire_in_the_middle_leave_what_came(
 
 
 def test_a_clock_that_is_off_is_said_with_its_minutes(source: AwsSource, aws: AwsServer) -> None:
-    aws.fail("*", "RequestExpired", clock=timedelta(minutes=-17))
+    aws.clock = timedelta(minutes=-17)
+    aws.fail("*", "RequestExpired")
     with pytest.raises(ClockSkewError, match="clock is off by 17 minutes"):
         source.pull(now())
 
