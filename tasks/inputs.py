@@ -64,7 +64,7 @@ def load_inputs(catalog: Catalog, spec: ScenarioSpec, now: datetime | None = Non
     with catalog.write() as connection:
         import_seed(connection)
     with catalog.read() as connection:
-        market = read_state(connection, spec.market, now or datetime.now(UTC))
+        market = read_state(connection, spec.market, now or datetime.now(UTC), spec.domains)
         known = read_known(connection, market)
         frames = reads.read_performance(connection)
         shipped = spec.market.sources == (SNAPSHOT,)

@@ -96,8 +96,10 @@ def draw_lines(lines: pl.DataFrame, hours: float, path: Path, now: datetime) -> 
             _, domain, zone, kind, market = key
             name = f"{kind} {market.replace('_', '-')} {zone or domain}"
             axes.step(at, price, where="post", lw=1.2, label=name)  # type: ignore[arg-type]
-        axes.set_xlim(mdates.date2num(start), mdates.date2num(now))
-        axes.xaxis.set_major_formatter(mdates.ConciseDateFormatter(axes.xaxis.get_major_locator()))
+        axes.set_xlim(start, now)  # type: ignore[arg-type]
+        axes.xaxis.set_major_formatter(
+            mdates.ConciseDateFormatter(axes.xaxis.get_major_locator())  # type: ignore[no-untyped-call]
+        )
         axes.set_ylim(bottom=0.0)
         axes.set_ylabel("USD per hour and node")
         left = moved.height - MOST_LINES

@@ -77,8 +77,7 @@ def refresh(catalog: Catalog, market: MarketSpec, at: datetime) -> Refreshed:
         if isinstance(found, DeadlineError) and source not in failed:
             take(source, DeadlineError(f"{source}: no answer within {market.deadline_s:g} s"))
     if failed and not landed and SNAPSHOT not in market.sources:
-        wrong = [error for error in failed.values() if isinstance(error, InputError)]
-        raise (wrong or list(failed.values()))[0]
+        raise min(failed.values(), key=lambda error: not isinstance(error, InputError))
     return Refreshed(at, tuple(landed), failed, time.perf_counter() - started)
 
 

@@ -85,7 +85,7 @@ def _offers(
     now: datetime,
 ) -> list[tuple[object, ...]]:
     known = reads.read_stock(connection)
-    rows = []
+    rows: list[tuple[object, ...]] = []
     for one in read_now(connection, wanted).iter_rows(named=True):
         nodes, why = _had(one, stock, known, evidence)
         rows.append(

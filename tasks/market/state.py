@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -58,22 +58,28 @@ class MarketState:
     @property
     def judged(self) -> dict[str, int]:
         """Prices refused by reason, of all sources; key '' counts those in use."""
-        counts = Counter({"": len(self.prices)})
+        counts = Counter({"": sum(feed.used for feed in self.feeds)})
         for feed in self.feeds:
             counts.update(feed.rejected)
         return dict(counts)
 
     @property
     def prices_at(self) -> datetime:
-        """When the oldest prices that count were last seen."""
-        return min(feed.oldest_at for feed in self.feeds if feed.oldest_at is not None)
+        """When the oldest prices that are used were last seen."""
+        used = [feed.oldest_at for feed in self.feeds if feed.used and feed.oldest_at is not None]
+        seen = [feed.oldest_at for feed in self.feeds if feed.oldest_at is not None]
+        return min(used or seen)
 
 
 def read_state(
-    connection: duckdb.DuckDBPyConnection, market: MarketSpec, now: datetime
+    connection: duckdb.DuckDBPyConnection,
+    market: MarketSpec,
+    now: datetime,
+    domains: Collection[str] | None = None,
 ) -> MarketState:
     """The prices of a market's sources, and what is known of stock beyond assumptions.
 
+    `domains` are those whose prices count for a source's age; all of them by default.
     Raises MarketError: no source has a price.
     """
     feeds = {feed_of(source): source for source in market.sources}
@@ -86,7 +92,11 @@ def read_state(
     states = {state.feed: state for state in read_feeds(connection, list(feeds))}
     in_use = []
     for feed, source in feeds.items():
-        seen = [seen_at for name, seen_at, _ in rows if name == feed]
+        seen = [
+            seen_at
+            for name, seen_at, row in rows
+            if name == feed and (domains is None or row.domain in domains)
+        ]
         in_use.append(
             _in_use(source, len(seen), min(seen, default=None), states[feed], market, now)
         )

@@ -20,15 +20,16 @@ from tests.support.aws_server import AwsServer
 CORAL = str(Path(sys.executable).parent / "coral")
 
 
-@pytest.fixture
-def home(aws: AwsServer, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home with an hour of AWS prices."""
-    catalog = Catalog(tmp_path / "home")
+    catalog = Catalog(tmp_path_factory.mktemp("home"))
     now = datetime.now(UTC)
-    for minutes, factor in ((60, 1.0), (40, 1.1), (20, 1.25), (0, 0.9)):
-        at = now - timedelta(minutes=minutes)
-        aws.move_spot("g6.xlarge", factor, at - timedelta(minutes=5))
-        refresh(catalog, MarketSpec(sources=("aws",)), at)
+    with AwsServer(enabled={"us-east-1"}) as server, server.environment():
+        for minutes, factor in ((60, 1.0), (40, 1.1), (20, 1.25), (0, 0.9)):
+            at = now - timedelta(minutes=minutes)
+            server.move_spot("g6.xlarge", factor, at - timedelta(minutes=5))
+            refresh(catalog, MarketSpec(sources=("aws",)), at)
     catalog.publish(force=True)
     return catalog.home
 
@@ -56,8 +57,30 @@ def test_a_refresh_as_a_user_runs_it(aws: AwsServer, tmp_path: Path) -> None:
     assert "aws: no scores of aws:us-east-1, the last ones stay: AWS denies" in " ".join(
         done.stdout.split()
     )
-    found = answer("market", "show", "--gpu", "L4", home=tmp_path / "home")
-    assert {row[found["columns"].index("source")] for row in found["rows"]} >= {"aws", str(file)}
+    assert "new types" in done.stdout
+    found = answer("market", "show", "--limit", "1000", home=tmp_path / "home")
+    sources = {row[found["columns"].index("source")] for row in found["rows"]}
+    assert sources == {"aws", "snapshot", str(file)}
+
+
+def test_a_source_that_failed_is_an_exit_code(
+    aws: AwsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "offers.csv"
+    file.write_text(
+        "domain,instance_type,market,price_usd_per_hour\naws:us-east-1,g6.xlarge,spot,0.2\n"
+    )
+    aws.fail("*", "ExpiredToken")
+    monkeypatch.setattr("flows.refresh_market.refresh_market", _without_prefect)
+    both = ("market", "refresh", "--source", "aws", "--source", str(file))
+    done = run_here(*both, home=tmp_path)
+    assert done.returncode == 1
+    assert "aws failed, its last prices stay: the AWS credentials have expired" in " ".join(
+        done.stdout.split()
+    )
+    found = json.loads(run_here(*both, "--json", home=tmp_path).stdout.splitlines()[-1])
+    assert found["failed"].keys() == {"aws"}
+    assert found["sources"][str(file)]["prices"] == 1
 
 
 def test_a_refresh_without_credentials_is_one_sentence(

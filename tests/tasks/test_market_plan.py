@@ -11,10 +11,13 @@ import pytest
 from catalog.market.reads import read_launches
 from catalog.store import Catalog
 from executor.apply import ALL_DOWN, NODE_GONE
+from executor.fleet import NoCapacityError
+from executor.simulated import SimulatedFleet
 from planner.availability import LaunchOutcome
 from planner.errors import MarketError
 from planner.leases import Lease, LeaseState
 from planner.market import MarketSpec
+from planner.resolve import Scenario
 from planner.scenario import ScenarioSpec
 from planner.types import Market
 from tasks.inputs import load_inputs
@@ -169,47 +172,42 @@ def round_at(catalog: Catalog, scenario: ScenarioSpec, minutes: int):
     return operate_once(catalog, scenario, load_inputs(catalog, scenario, now), now)
 
 
-def held(catalog: Catalog) -> set[tuple]:
-    return {one.key for one in lease_store(catalog).all() if one.state.is_held}
-
-
-def only_failing(kinds: set[tuple]) -> Callable:
-    """Launches of some offers find no capacity."""
-    from executor.fleet import NoCapacityError
-    from executor.simulated import SimulatedFleet
-
+def failing_in(places: set[tuple]) -> Callable:
+    """Launches in some places find no capacity."""
     launch = SimulatedFleet.launch
 
     def scarce(self: SimulatedFleet, one: Lease, now: datetime):
-        if one.key in kinds:
+        if (one.domain, one.zone, one.instance_type, one.market) in places:
             raise NoCapacityError(f"no capacity for {one.instance_type}")
         return launch(self, one, now)
 
     return scarce
 
 
+def places_of(scenario: Scenario) -> set[tuple]:
+    return {(o.domain, o.zone, o.instance_type, o.market) for o in scenario.offers}
+
+
 def test_the_next_round_plans_around_what_could_not_be_launched(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first_choice = {
-        (n.offer.domain, n.offer.instance_type, n.offer.market)
-        for n in round_at(Catalog(catalog.home), spec(name="peek"), 0).decision.coral.nodes
-    }
-    monkeypatch.setattr("executor.simulated.SimulatedFleet.launch", only_failing(first_choice))
+    chosen = round_at(catalog, spec(name="peek"), 0).decision.coral.nodes
+    lost = {(n.offer.domain, n.offer.zone, n.offer.instance_type, n.offer.market) for n in chosen}
+    monkeypatch.setattr("executor.simulated.SimulatedFleet.launch", failing_in(lost))
     first = round_at(catalog, spec(), 0)
     assert first.applied.failed > 0
+    assert first.nodes == 0
     with catalog.read() as connection:
         failures = read_launches(connection, NOW - timedelta(minutes=1))
-    assert {r.outcome for r in failures if r.detail} == {LaunchOutcome.NO_CAPACITY}
+    assert {r.place for r in failures if r.outcome is LaunchOutcome.NO_CAPACITY} == lost
     inputs = load_inputs(catalog, spec(), NOW + timedelta(minutes=10))
-    kinds = {(o.domain, o.instance_type, o.market) for o in inputs.scenario.offers}
-    assert kinds.isdisjoint(first_choice)
+    assert places_of(inputs.scenario).isdisjoint(lost)
     assert "found no capacity" in inputs.scenario.avoided
     second = round_at(catalog, spec(), 10)
     assert second.applied.failed == 0
     assert second.applied.launched == second.nodes > 0
     late = load_inputs(catalog, spec(), NOW + timedelta(minutes=16))
-    assert first_choice <= {(o.domain, o.instance_type, o.market) for o in late.scenario.offers}
+    assert lost <= places_of(late.scenario)
 
 
 def test_no_minutes_try_the_same_again(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 import polars as pl
 
-from catalog.market.pull import PRICES, Fact, Of, Part, Pull
+from catalog.market.pull import PRICED, PRICES, Fact, Of, Part, Pull, QuotaRow
 from executor.aws.clients import AwsClients
 from executor.aws.errors import RegionOffError
 from planner.errors import CoralError
@@ -24,6 +26,8 @@ from tasks.progress import report
 WORKERS = 12  # calls at a time over all regions
 FIRST_HISTORY = timedelta(hours=24)  # of spot prices, where none were pulled before
 OVERLAP = timedelta(minutes=10)  # with the pull before: prices may appear late, clocks differ
+
+ASKED = (Of.SPOT, Of.OFFERINGS, Of.QUOTAS, Of.FACTS)  # of every region
 
 Found = dict[tuple[str, Of], Any]  # answer or error by (region, part)
 
@@ -55,7 +59,10 @@ class AwsSource:
             )
         found: Found = {}
         jobs = self._jobs(calls, wanted, at, found)
-        ended = run_all(jobs, WORKERS, until, lambda done, total: report("Asking AWS", done, total))
+        count = itertools.count(1)
+        ended = run_all(
+            jobs, WORKERS, until, lambda *_: report("Asking AWS", next(count), len(jobs))
+        )
         return self._gather(at, wanted, off, found, ended)
 
     def _jobs(
@@ -67,16 +74,12 @@ class AwsSource:
         """
         jobs: dict[tuple[str, ...], Callable[[], Any]] = {}
         for name in calls.types:
-            jobs["price", name] = lambda name=name: calls.on_demand(name)
+            jobs["price", name] = partial(calls.on_demand, name)
         for region in regions:
-            jobs["region", region] = lambda region=region: self._region(calls, region, at, found)
+            jobs["region", region] = partial(self._region, calls, region, at, found)
         for asked, concerns in requests.score_groups(self.types):
             for batch in requests.batches(regions, requests.SCORE_REGIONS):
-                jobs["score", *concerns, batch[0]] = (
-                    lambda asked=asked, concerns=concerns, batch=batch: calls.scores(
-                        asked, concerns, batch
-                    )
-                )
+                jobs["score", *concerns, batch[0]] = partial(calls.scores, asked, concerns, batch)
         return jobs
 
     def _region(self, calls: AwsCalls, region: str, at: datetime, found: Found) -> None:
@@ -106,31 +109,30 @@ class AwsSource:
         on_demand, no_prices = _by_region(ended)
         scores, no_scores = _scores(ended)
         rows: list[answers.Price] = []
-        parts, quotas, offerings = [], [], []
+        parts: list[Part] = []
+        quotas: list[QuotaRow] = []
+        offerings: list[tuple[str, str, str]] = []
         facts: dict[str, Fact] = {}
         for region in off:
-            why = f"region {region} is not switched on for this account"
-            parts += [Part(answers.domain_of(region), of, why) for of in (Of.SPOT, Of.ON_DEMAND)]
+            said = f"region {region} is not switched on for this account"
+            parts += [Part(answers.domain_of(region), of, said) for of in PRICED]
         for region in regions:
             domain = answers.domain_of(region)
-            got = {
-                of: found.get((region, of), late)
-                for of in (Of.SPOT, Of.OFFERINGS, Of.QUOTAS, Of.FACTS)
-            }
-            why = {of: str(value) for of, value in got.items() if isinstance(value, Exception)}
-            why[Of.ON_DEMAND] = no_prices or why.get(Of.OFFERINGS, "")
-            why[Of.SCORES] = no_scores
-            parts += [Part(domain, of, why.get(of, "")) for of in Of]
-            if Of.SPOT not in why:
+            got = {of: found.get((region, of), late) for of in ASKED}
+            missing = {of: str(value) for of, value in got.items() if isinstance(value, Exception)}
+            missing[Of.ON_DEMAND] = no_prices or missing.get(Of.OFFERINGS, "")
+            missing[Of.SCORES] = no_scores
+            parts += [Part(domain, of, missing.get(of, "")) for of in Of]
+            if Of.SPOT not in missing:
                 rows += got[Of.SPOT]
-            if Of.OFFERINGS not in why:
+            if Of.OFFERINGS not in missing:
                 offerings += [(domain, zone, kind) for zone, kind in got[Of.OFFERINGS]]
-            if not why[Of.ON_DEMAND]:
+            if not missing[Of.ON_DEMAND]:
                 prices = on_demand.get(region, {})
                 rows += answers.on_demand_rows(region, prices, got[Of.OFFERINGS])
-            if Of.QUOTAS not in why:
+            if Of.QUOTAS not in missing:
                 quotas += got[Of.QUOTAS]
-            if Of.FACTS not in why:
+            if Of.FACTS not in missing:
                 facts |= {fact.instance_type: fact for fact in got[Of.FACTS]}
         return Pull(
             feed=AWS,
