@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from coral.console import make_console
 from planner.allocation.explain import replica_cost
 from planner.allocation.options import ServiceRules
 from planner.allocation.plan import Binding, Plan, PlannedReplicas
@@ -280,18 +281,6 @@ def describe_rules(rules: Mapping[str, ServiceRules], plan: Plan) -> list[str]:
     return lines
 
 
-def print_rows(columns: Sequence[str], rows: Sequence[tuple[object, ...]]) -> None:
-    """A query's result."""
-    console = make_console(width=1000)  # a pipe has no edge: never fold a cell
-    table = Table()
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*("" if value is None else _cell(value) for value in row))
-    console.print(table)
-    console.print(f"{len(rows)} rows")
-
-
 def _print_services(console: Console, plan: Plan) -> None:
     for service in plan.services:
         if service.short_rps > 0:
@@ -382,13 +371,3 @@ def _markets(plan: Plan, planned: PlannedReplicas) -> str:
         if nodes.offer.domain == planned.domain and nodes.offer.node_class in classes
     }
     return "+".join(market.value.replace("_", "-") for market in Market if market in found)
-
-
-def _cell(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def make_console(width: int = 160) -> Console:
-    """Standard output; of a width of its own where it is not a terminal."""
-    console = Console()
-    return console if console.is_terminal else Console(width=width)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from coral.render import make_console, print_rows
+from coral.console import make_console, print_rows
 
 if TYPE_CHECKING:
     from tasks.market.history import History

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 import duckdb
@@ -97,22 +97,31 @@ def read_market(
     ]
 
 
-def read_feeds(connection: duckdb.DuckDBPyConnection, feeds: Sequence[str]) -> list[FeedState]:
-    """Every source: offers in force, its oldest part, what it says that may not be used."""
-    found = []
-    for feed in feeds:
-        offers, seen_at = connection.execute(
-            "SELECT count(*), min(seen_at) FROM price_now WHERE feed = ?", [feed]
-        ).fetchall()[0]
-        rejected = connection.execute(
-            "SELECT why, count(*) FROM ("
-            "SELECT arg_max(coalesce(rejected_because, ''), observed_at) AS why FROM offer "
-            "WHERE feed = ? GROUP BY domain, zone, instance_type, market) "
-            "WHERE why <> '' GROUP BY ALL ORDER BY ALL",
-            [feed],
-        ).fetchall()
-        found.append(FeedState(feed, offers, seen_at, dict(rejected)))
-    return found
+def read_feeds(
+    connection: duckdb.DuckDBPyConnection, feeds: Sequence[str], prices: str = "price_now"
+) -> list[FeedState]:
+    """Every source: offers in force, its oldest part, what it says that may not be used.
+
+    `prices` is the view of prices in force, or a table with its rows.
+    """
+    states = {feed: FeedState(feed, 0, None, {}) for feed in feeds}
+    for feed, offers, seen_at in connection.execute(
+        f"SELECT feed, count(*), min(seen_at) FROM {prices} "
+        "WHERE feed IN (SELECT unnest($1::TEXT[])) GROUP BY feed",
+        [list(feeds)],
+    ).fetchall():
+        states[feed] = replace(states[feed], offers=offers, seen_at=seen_at)
+    refused = connection.execute(
+        "SELECT feed, why, count(*) FROM ("
+        "SELECT feed, arg_max(coalesce(rejected_because, ''), observed_at) AS why FROM offer "
+        "WHERE feed IN (SELECT unnest($1::TEXT[])) "
+        "GROUP BY feed, domain, zone, instance_type, market) "
+        "WHERE why <> '' GROUP BY ALL ORDER BY ALL",
+        [list(feeds)],
+    ).fetchall()
+    for feed, why, count in refused:
+        states[feed] = replace(states[feed], rejected={**states[feed].rejected, why: count})
+    return list(states.values())
 
 
 def read_asked(connection: duckdb.DuckDBPyConnection, feed: str, part: str) -> dict[str, datetime]:

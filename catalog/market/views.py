@@ -8,6 +8,7 @@ import duckdb
 import polars as pl
 
 from catalog.market.reads import frame_of
+from catalog.market.schema import IS_ASIDE
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +33,20 @@ MATCHES = (
 )
 
 
-def read_now(connection: duckdb.DuckDBPyConnection, wanted: Filter) -> pl.DataFrame:
-    """Prices in force, the cheapest GPU first."""
+def read_now(
+    connection: duckdb.DuckDBPyConnection, wanted: Filter, prices: str = "price_now"
+) -> pl.DataFrame:
+    """Prices in force, the cheapest GPU first.
+
+    `prices` is the view of prices in force, or a table with its rows.
+    Where no source is named: of each domain and market those of the source seen last.
+    """
     return frame_of(
         connection,
         "SELECT feed, domain, zone, instance_type, node_class, market, price_usd_per_hour, "
         "price_usd_per_hour / gpu_count AS usd_per_gpu_hour, since, seen_at, nodes, vcpus, "
-        f"gpu_count FROM price_now WHERE {MATCHES} "
+        f"gpu_count FROM {prices} WHERE {MATCHES} QUALIFY $5 IS NOT NULL "
+        "OR rank() OVER (PARTITION BY domain, market ORDER BY seen_at DESC) = 1 "
         "ORDER BY usd_per_gpu_hour, domain, zone, instance_type, market, feed",
         wanted.values,
     )
@@ -62,17 +70,17 @@ def read_changes(
 def read_lines(connection: duckdb.DuckDBPyConnection, wanted: Filter, hours: float) -> pl.DataFrame:
     """Rows that count over the last hours, and before them the price that held then.
 
-    Price is null from where an offer was no longer listed, or refused.
+    `price` is in USD per GPU and hour, null from where an offer was no longer listed, or refused.
     """
     return frame_of(
         connection,
         "WITH rows AS ("
         "SELECT o.feed, o.domain, o.zone, o.instance_type, o.market, o.observed_at, "
-        "CASE WHEN o.listed AND o.rejected_because IS NULL THEN o.price_usd_per_hour END AS price, "
+        "CASE WHEN o.listed AND o.rejected_because IS NULL "
+        "THEN o.price_usd_per_hour / nullif(o.gpu_count, 0) END AS price, "
         "lead(o.observed_at) OVER (PARTITION BY o.feed, o.domain, o.zone, o.instance_type, "
         "o.market ORDER BY o.observed_at) AS until FROM offer o "
-        "WHERE (o.rejected_because IS NULL OR NOT (starts_with(o.rejected_because, 'jump') "
-        "OR o.rejected_because = 'duplicate'))) "
+        f"WHERE o.rejected_because IS NULL OR NOT ({IS_ASIDE})) "
         "SELECT feed, domain, zone, instance_type, market, observed_at, price, until FROM rows "
         "JOIN (SELECT DISTINCT instance_type, gpu FROM instance_type) USING (instance_type) "
         f"WHERE {MATCHES} AND (until IS NULL OR until >= now() - to_seconds(3600 * $6)) "

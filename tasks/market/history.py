@@ -82,10 +82,12 @@ def draw_lines(lines: pl.DataFrame, hours: float, path: Path, now: datetime) -> 
         .agg(rows=pl.len(), spread=pl.col("price").max() / pl.col("price").min())
         .sort("spread", "rows", *KEY, descending=[True, True, *[False] * len(KEY)], nulls_last=True)
     )
+    movers = moved.filter(pl.col("spread") > 1.0)
+    shown = (movers if movers.height else moved).head(MOST_LINES)
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(9.0, 4.2), layout="constrained")
         axes = figure.subplots()
-        for key in moved.select(KEY).head(MOST_LINES).iter_rows():
+        for key in shown.select(KEY).iter_rows():
             mine = lines.filter(
                 pl.all_horizontal(
                     pl.col(name).eq_missing(pl.lit(value))
@@ -101,9 +103,9 @@ def draw_lines(lines: pl.DataFrame, hours: float, path: Path, now: datetime) -> 
             mdates.ConciseDateFormatter(axes.xaxis.get_major_locator())  # type: ignore[no-untyped-call]
         )
         axes.set_ylim(bottom=0.0)
-        axes.set_ylabel("USD per hour and node")
-        left = moved.height - MOST_LINES
-        more = f" ({left} more offers moved less)" if left > 0 else ""
+        axes.set_ylabel("USD per GPU and hour")
+        left = moved.height - shown.height
+        more = f" ({left} more offers moved less or not at all)" if left > 0 else ""
         axes.set_title(f"Prices of the last {hours:g} h, UTC{more}", loc="left", fontsize=9)
         axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=7)
         try:

@@ -60,7 +60,8 @@ def show_market(
             name for (name,) in connection.execute("SELECT DISTINCT feed FROM offer").fetchall()
         )
         evidence = read_evidence(connection, feeds, market, now)
-        states = read_feeds(connection, feeds)
+        connection.execute("CREATE TEMP TABLE prices AS FROM price_now")  # read twice
+        states = read_feeds(connection, feeds, "prices")
         if rejected:
             columns, rows = REJECTED, _refused(connection, wanted, now)
         else:
@@ -86,7 +87,7 @@ def _offers(
 ) -> list[tuple[object, ...]]:
     known = reads.read_stock(connection)
     rows: list[tuple[object, ...]] = []
-    for one in read_now(connection, wanted).iter_rows(named=True):
+    for one in read_now(connection, wanted, "prices").iter_rows(named=True):
         nodes, why = _had(one, stock, known, evidence)
         rows.append(
             (
