@@ -14,6 +14,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -87,7 +88,9 @@ def history(rows: int, home: Path) -> dict[str, float]:
         kept = connection.execute("SELECT count(*) FROM offer").fetchall()[0][0]
     coral = str(Path(sys.executable).parent / "coral")
     command = [coral, "market", "show", "--gpu", "L4", "--json", "--home", str(home)]
+    cpu_s = _children_s()
     shows = [_timed(command) for _ in range(RUNS)]
+    cpu_s = (_children_s() - cpu_s) / RUNS
     span = timedelta(hours=MOVES_HOURS) * (rows / _keys().height)
     pulls = span / timedelta(minutes=PULL_MINUTES)
     return {
@@ -96,6 +99,7 @@ def history(rows: int, home: Path) -> dict[str, float]:
         "append_s": round(append_s, 2),
         "publish_s": round(publish_s, 2),
         "market_show_s": round(float(np.median(shows)), 3),
+        "market_show_cpu_s": round(cpu_s, 3),
         "allocation_read_s": round(float(np.median(reads)), 3),
         "database_mib": round(catalog.database.stat().st_size / 2**20, 1),
         "days": round(span / timedelta(days=1), 1),
@@ -115,6 +119,12 @@ def _timed(command: list[str]) -> float:
     started = time.perf_counter()
     subprocess.run(command, check=True, capture_output=True)
     return time.perf_counter() - started
+
+
+def _children_s() -> float:
+    """CPU time of the processes that were started and have ended, on all cores."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _keys() -> pl.DataFrame:

@@ -6,12 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 
 from planner.allocation.options import Quota
-from planner.allocation.problem import NodeKey
 from planner.availability import Evidence, describe_avoided, estimate_nodes
 from planner.errors import MarketError
 from planner.known import Known, MarketRow
 from planner.scenario import STOCK_LEVELS, ScenarioSpec, StockSpec
-from planner.types import Offer
+from planner.types import Market, Offer
+
+Kind = tuple[str, str, Market]  # domain, instance type, market
 
 
 def offers_to_rent(spec: ScenarioSpec, known: Known, evidence: Evidence) -> tuple[Offer, ...]:
@@ -61,9 +62,9 @@ def offers_to_rent(spec: ScenarioSpec, known: Known, evidence: Evidence) -> tupl
     return tuple(offers)
 
 
-def _rows(spec: ScenarioSpec, known: Known) -> dict[NodeKey, list[MarketRow]]:
+def _rows(spec: ScenarioSpec, known: Known) -> dict[Kind, list[MarketRow]]:
     """Prices that the scenario may use, of all zones."""
-    rows: dict[NodeKey, list[MarketRow]] = {}
+    rows: dict[Kind, list[MarketRow]] = {}
     for row in known.prices:
         if not (math.isfinite(row.price_usd_per_hour) and row.price_usd_per_hour > 0):
             raise MarketError(

@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from planner.allocation.options import AllocationOptions, Quota
-from planner.allocation.problem import AllocationSettings
+from planner.allocation.options import AllocationOptions, AllocationSettings, Quota
 from planner.engine import Engine
 from planner.market import MarketSpec
 from planner.placement.settings import PlacementSettings

@@ -76,16 +76,26 @@ def read_known_types(connection: duckdb.DuckDBPyConnection) -> pl.DataFrame:
     )
 
 
+def hold_prices(connection: duckdb.DuckDBPyConnection) -> str:
+    """Prices in force as a temporary table of this connection, for several reads; its name.
+
+    The view goes over the whole history each time.
+    """
+    connection.execute("CREATE OR REPLACE TEMP TABLE prices_held AS FROM price_now")
+    return "prices_held"
+
+
 def read_market(
-    connection: duckdb.DuckDBPyConnection, feeds: Sequence[str]
+    connection: duckdb.DuckDBPyConnection, feeds: Sequence[str], prices: str = "price_now"
 ) -> list[tuple[str, datetime, MarketRow]]:
     """Prices in force with their source and when it was last seen.
 
-    Of each domain and market the first of `feeds` that has prices there gives them all.
+    Of each domain and market the first of `feeds` that has prices there gives them all. `prices`
+    is the view of prices in force, or a table with its rows.
     """
     rows = connection.execute(
         "SELECT feed, seen_at, domain, zone, instance_type, node_class, market, "
-        "price_usd_per_hour, nodes FROM price_now WHERE feed IN (SELECT unnest($1::TEXT[])) "
+        f"price_usd_per_hour, nodes FROM {prices} WHERE feed IN (SELECT unnest($1::TEXT[])) "
         "QUALIFY rank() OVER "
         "(PARTITION BY domain, market ORDER BY list_position($1::TEXT[], feed)) = 1 "
         "ORDER BY domain, zone, instance_type, node_class, market, price_usd_per_hour",
@@ -111,12 +121,16 @@ def read_feeds(
         [list(feeds)],
     ).fetchall():
         states[feed] = replace(states[feed], offers=offers, seen_at=seen_at)
+    # Few rows are refused: those of them that nothing newer has put in force again.
     refused = connection.execute(
-        "SELECT feed, why, count(*) FROM ("
-        "SELECT feed, arg_max(coalesce(rejected_because, ''), observed_at) AS why FROM offer "
-        "WHERE feed IN (SELECT unnest($1::TEXT[])) "
-        "GROUP BY feed, domain, zone, instance_type, market) "
-        "WHERE why <> '' GROUP BY ALL ORDER BY ALL",
+        "SELECT r.feed, r.why, count(*) FROM ("
+        "SELECT feed, domain, zone, instance_type, market, max(observed_at) AS refused_at, "
+        "arg_max(rejected_because, observed_at) AS why FROM offer "
+        "WHERE rejected_because IS NOT NULL AND feed IN (SELECT unnest($1::TEXT[])) "
+        f"GROUP BY feed, domain, zone, instance_type, market) r LEFT JOIN {prices} p "
+        "ON p.feed = r.feed AND p.domain = r.domain AND p.zone IS NOT DISTINCT FROM r.zone "
+        "AND p.instance_type = r.instance_type AND p.market = r.market "
+        "WHERE p.feed IS NULL OR r.refused_at > p.since GROUP BY ALL ORDER BY ALL",
         [list(feeds)],
     ).fetchall()
     for feed, why, count in refused:

@@ -9,7 +9,7 @@ from typing import Any
 import duckdb
 
 from catalog import reads
-from catalog.market.reads import FeedState, read_feeds
+from catalog.market.reads import FeedState, hold_prices, read_feeds
 from catalog.market.views import Filter, read_failures, read_now, read_rejections
 from catalog.seed import import_seed
 from catalog.store import Catalog
@@ -60,12 +60,12 @@ def show_market(
             name for (name,) in connection.execute("SELECT DISTINCT feed FROM offer").fetchall()
         )
         evidence = read_evidence(connection, feeds, market, now)
-        connection.execute("CREATE TEMP TABLE prices AS FROM price_now")  # read twice
-        states = read_feeds(connection, feeds, "prices")
+        prices = hold_prices(connection)
+        states = read_feeds(connection, feeds, prices)
         if rejected:
             columns, rows = REJECTED, _refused(connection, wanted, now)
         else:
-            columns, rows = COLUMNS, _offers(connection, wanted, stock, evidence, now)
+            columns, rows = COLUMNS, _offers(connection, wanted, stock, evidence, now, prices)
         failures = _failures(connection)
     return Shown(
         columns=columns,
@@ -84,10 +84,11 @@ def _offers(
     stock: StockSpec,
     evidence: Evidence,
     now: datetime,
+    prices: str,
 ) -> list[tuple[object, ...]]:
     known = reads.read_stock(connection)
     rows: list[tuple[object, ...]] = []
-    for one in read_now(connection, wanted, "prices").iter_rows(named=True):
+    for one in read_now(connection, wanted, prices).iter_rows(named=True):
         nodes, why = _had(one, stock, known, evidence)
         rows.append(
             (

@@ -11,6 +11,7 @@ import duckdb
 
 from catalog.market.reads import (
     FeedState,
+    hold_prices,
     read_feeds,
     read_launches,
     read_market,
@@ -83,13 +84,14 @@ def read_state(
     Raises MarketError: no source has a price.
     """
     feeds = {feed_of(source): source for source in market.sources}
-    rows = read_market(connection, list(feeds))
+    prices = hold_prices(connection)
+    rows = read_market(connection, list(feeds), prices)
     if not rows:
         raise MarketError(
             f"no prices yet of {', '.join(market.sources)}: run `coral market refresh` with these "
             f"sources, or add {SNAPSHOT!r} to market.sources"
         )
-    states = {state.feed: state for state in read_feeds(connection, list(feeds))}
+    states = {state.feed: state for state in read_feeds(connection, list(feeds), prices)}
     in_use = []
     for feed, source in feeds.items():
         seen = [
