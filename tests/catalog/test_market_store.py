@@ -264,7 +264,7 @@ def test_an_older_home_gets_the_market_and_keeps_its_prices(tmp_path: Path) -> N
 def test_two_refreshes_at_once_keep_nothing_twice_and_lose_nothing(catalog: Catalog) -> None:
     spawn = multiprocessing.get_context("spawn")
     workers = [
-        spawn.Process(target=_take_many, args=(str(catalog.home), NOW, 12)) for _ in range(2)
+        spawn.Process(target=_take_many, args=(str(catalog.home), NOW, 8)) for _ in range(2)
     ]
     errors, seen, stop = [], [], threading.Event()
     catalog.publish(force=True)
@@ -280,7 +280,7 @@ def test_two_refreshes_at_once_keep_nothing_twice_and_lose_nothing(catalog: Cata
     assert errors == []
     assert len(seen) > 5
     assert seen == sorted(seen)
-    assert count(catalog) == 12 * 24  # every price of every pull, once
+    assert count(catalog) == 8 * 24  # every price of every pull, once
     with catalog.read() as connection:
         twice = connection.execute(
             "SELECT 1 FROM offer WHERE feed = 'aws' GROUP BY domain, zone, instance_type, market, "
