@@ -225,10 +225,8 @@ class KillableStore:
 class KillableFleet:
     """A fleet whose controller may be killed before or after any call."""
 
-    kind = "simulated"
-
     def __init__(self, inner: Fleet, store: KillableStore) -> None:
-        self.inner, self.store = inner, store
+        self.inner, self.store, self.kind = inner, store, inner.kind
 
     def __getattr__(self, name: str) -> Any:
         call = getattr(self.inner, name)

@@ -16,6 +16,7 @@ import typer
 
 from coral import __version__
 from coral.fleet import fleet_app
+from coral.market import market_app
 from coral.output import answer, answer_rows, flow_run, print_json
 from coral.profile import profile_app
 from coral.serving import Home, add_commands, refuse_taken
@@ -38,6 +39,7 @@ app.add_typer(library_app, name="library")
 app.add_typer(fleet_app, name="fleet")
 app.add_typer(weights_app, name="weights")
 app.add_typer(profile_app, name="profile")
+app.add_typer(market_app, name="market")
 add_commands(app)
 
 Scenario = Annotated[
@@ -79,11 +81,10 @@ def main() -> None:
 
     stop_on_signals()
     try:
-        app(standalone_mode=False)
+        code = app(standalone_mode=False)  # what typer.Exit said, or what a command returned
+        sys.exit(code if isinstance(code, int) else 0)
     except CoralError as error:
         _fail(str(error), error.exit_code)
-    except typer.Exit as stop:
-        sys.exit(stop.exit_code)
     except Exception as error:
         usage = getattr(error, "format_message", None)  # a usage error of the command line
         if usage is not None:
@@ -468,7 +469,8 @@ def sql(
 ) -> None:
     """Run SQL on the read-only snapshot of the database; it never meets a lock.
 
-    Views to start with: best_templates, allocation_history, latest_price, rejected_offers.
+    Views to start with: best_templates, allocation_history, price_now, price_change,
+    capacity_failure, market_gap, rejected_offers.
     """
     from tasks.home import open_catalog
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from coral.console import make_console
 from planner.allocation.explain import replica_cost
 from planner.allocation.options import ServiceRules
 from planner.allocation.plan import Binding, Plan, PlannedReplicas
@@ -298,18 +299,6 @@ def describe_rules(rules: Mapping[str, ServiceRules], plan: Plan) -> list[str]:
     return lines
 
 
-def print_rows(columns: Sequence[str], rows: Sequence[tuple[object, ...]]) -> None:
-    """A query's result."""
-    console = make_console(width=1000)  # a pipe has no edge: never fold a cell
-    table = Table()
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*("" if value is None else _cell(value) for value in row))
-    console.print(table)
-    console.print(f"{len(rows)} rows")
-
-
 def _print_services(console: Console, plan: Plan) -> None:
     for service in plan.services:
         if service.short_rps > 0:
@@ -373,8 +362,13 @@ def _print_sources(console: Console, result: AllocationResult) -> None:
     age = datetime.now(UTC) - seen
     console.print(
         f"Prices of {seen:%Y-%m-%d %H:%M} UTC ({_age(age)} old): {accepted} accepted, "
-        f"{sum(rejected.values())} rejected ({reasons})."
+        f"{sum(rejected.values())} rejected{f' ({reasons})' if reasons else ''}."
     )
+    for feed in result.inputs.feeds:
+        if feed.note:
+            console.print(f"[yellow]{feed.note[0].upper()}{feed.note[1:]}.[/yellow]")
+    if result.inputs.scenario.avoided:
+        console.print(f"Avoided for now: {result.inputs.scenario.avoided}.")
     unpriced = result.inputs.scenario.unpriced
     if unpriced:
         more = f" and {len(unpriced) - SHOWN_NAMES} more" if len(unpriced) > SHOWN_NAMES else ""
@@ -395,13 +389,3 @@ def _markets(plan: Plan, planned: PlannedReplicas) -> str:
         if nodes.offer.domain == planned.domain and nodes.offer.node_class in classes
     }
     return "+".join(market.value.replace("_", "-") for market in Market if market in found)
-
-
-def _cell(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def make_console(width: int = 160) -> Console:
-    """Standard output; of a width of its own where it is not a terminal."""
-    console = Console()
-    return console if console.is_terminal else Console(width=width)

@@ -17,6 +17,8 @@ from planner.leases import Actions, Lease, LeaseState, LeaseStore
 from planner.types import Offer
 
 NOT_IN_PLAN = "not in the plan"
+ALL_DOWN = "coral down"
+REFUSED = "refused: "  # before what a cloud says that will never make the node
 PASSES = 4  # of one settling: end, see it gone, record, see that nothing is left
 LAUNCH_WINDOW = timedelta(minutes=1)
 
@@ -152,7 +154,7 @@ def end_leases(
 def end_all(store: LeaseStore, fleet: Fleet, leases: Sequence[Lease], now: datetime) -> int:
     """Terminate everything that is not over; how many there were."""
     running = [lease for lease in leases if not lease.state.is_over]
-    end_leases(store, fleet, running, now, "coral down")
+    end_leases(store, fleet, running, now, ALL_DOWN)
     if running:
         settle(store, fleet, now)
     return len(running)
@@ -250,7 +252,8 @@ def _request(store: LeaseStore, fleet: Fleet, lease: Lease, now: datetime) -> st
             lease = replace(lease, zone=zone, attempt=lease.attempt + 1, reason=str(error))
             store.save(lease, now)
         except FatalError as error:
-            store.save(lease.to(LeaseState.FAILED, str(error), ended_at=now), now)
+            why = f"{REFUSED}{error}"
+            store.save(lease.to(LeaseState.FAILED, why, ended_at=now), now)
             return str(error)
         except TransientError as error:
             return str(error)

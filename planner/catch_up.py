@@ -14,6 +14,8 @@ from enum import StrEnum
 from planner.leases import Lease, LeaseState
 
 NODE_GONE = "its node is gone"
+NODE_GOING = "its node is going"
+NOTICED = "its cloud takes it"  # and when, as a spot notice says
 
 
 class InstanceState(StrEnum):
@@ -96,6 +98,13 @@ def catch_up(
     return steps
 
 
+def was_taken(lease: Lease) -> bool:
+    """Whether a node ended though its plan wanted it: preempted, lost, or ended by hand."""
+    return lease.state is LeaseState.TERMINATED and lease.reason.startswith(
+        (NODE_GONE, NODE_GOING, NOTICED)
+    )
+
+
 def _of(lease: Lease, mine: list[Instance], now: datetime, patience: Patience) -> list[Step]:
     alive = [one for one in mine if one.state.lives]
     if lease.state is LeaseState.PLANNED:
@@ -117,7 +126,7 @@ def _own(lease: Lease, own: Instance | None, now: datetime, patience: Patience) 
     if own.state is InstanceState.GONE:
         return [Record(_over(lease, NODE_GONE, now))]
     if own.state in {InstanceState.STOPPING, InstanceState.HALTED}:
-        return [Record(lease.to(LeaseState.TERMINATING, "its node is going"))]
+        return [Record(lease.to(LeaseState.TERMINATING, NODE_GOING))]
     if lease.state is LeaseState.DRAINING:
         if lease.drain_until is not None and now < lease.drain_until:
             return []

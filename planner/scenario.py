@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from planner.allocation.options import AllocationOptions, Quota
-from planner.allocation.problem import AllocationSettings
+from planner.allocation.options import AllocationOptions, AllocationSettings, Quota
 from planner.engine import Engine
+from planner.market import MarketSpec
 from planner.placement.settings import PlacementSettings
 from planner.site import STOCK_NOTE, LocalSite
 from planner.strict import Strict
@@ -19,6 +19,7 @@ from planner.types import (
 )
 
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
+STOCK_LEVELS = ("ample", "limited", "scarce")
 LARGEST_BATCH = 4096  # requests of a micro-batch
 Sizes = Annotated[tuple[Annotated[int, Field(ge=1, le=LARGEST_BATCH)], ...], Field(min_length=1)]
 
@@ -232,6 +233,7 @@ class ScenarioSpec(Strict):
     node_classes: Annotated[tuple[str, ...], Field(min_length=1)]
     domains: Annotated[tuple[str, ...], Field(min_length=1)]
     markets: Annotated[tuple[Market, ...], Field(min_length=1)] = (Market.ON_DEMAND,)
+    market: MarketSpec = MarketSpec()
     stock: StockSpec = StockSpec()
     owned: tuple[OwnedSpec, ...] = ()
     engine: Engine = Engine.ANY  # plan only with templates that it can run

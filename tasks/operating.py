@@ -26,6 +26,7 @@ from executor.notices_file import read_notices
 from executor.simulated import FILE as SIMULATED
 from executor.simulated import SimulatedFleet
 from planner.allocation.problem import AllocationInput, NodeKey, node_key
+from planner.catch_up import NOTICED
 from planner.errors import InputError, SolverStoppedError
 from planner.leases import NEXT, Lease, LeaseState, LeaseStore, held_nodes, reconcile
 from planner.replan import from_fleet, replan, without_more
@@ -44,6 +45,7 @@ from tasks.allocation import allocation_input, conclude, fingerprint, read_libra
 from tasks.deploying import Wanted, deploy
 from tasks.inputs import Inputs
 from tasks.local_site import check_site, local_fleet
+from tasks.market.launches import remember_launches
 from tasks.report import Decision
 
 LOCK_PATIENCE_S = 5.0
@@ -158,6 +160,8 @@ def operate_once(
 
         actions = reconcile(wanted, offers, freed)
         applied = apply_actions(store, fleet, actions, now, name, move, caps_of(spec))
+        if not draft:
+            remember_launches(catalog)
         cost = _cost(data, held_nodes(_leases_of(store.all(), name)))
         calls = tuple(fleet.calls) if isinstance(fleet, DraftFleet) else None
         return Round(choice.decision, applied, choice.why, choice.stopped, made, *cost, calls)
@@ -187,7 +191,7 @@ def _heed_notices(
         notice = noticed.get(lease.id)
         spot = notice is not None and notice.kind == SPOT
         if spot and notice is not None and LeaseState.DRAINING in NEXT[lease.state]:
-            reason = f"its cloud takes it at {notice.at:%H:%M:%S} UTC"
+            reason = f"{NOTICED} at {notice.at:%H:%M:%S} UTC"
             lease = lease.to(LeaseState.DRAINING, reason, drain_until=notice.at)
             store.save(lease, now)
         found.append(lease)

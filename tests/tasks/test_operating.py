@@ -72,10 +72,10 @@ def reprice(catalog: Catalog, factor_by_type: dict[str, float], minutes: int = 1
     cases = " ".join(f"WHEN '{name}' THEN {factor}" for name, factor in factor_by_type.items())
     with catalog.write() as connection:
         connection.execute(
-            "INSERT INTO offer SELECT observed_at + to_minutes(?), source, cloud, domain, zone, "
-            "instance_type, gpu, gpu_count, market, "
-            f"price_usd_per_hour * CASE instance_type {cases} ELSE 1 END, rejected_because "
-            "FROM offer WHERE observed_at = (SELECT max(observed_at) FROM offer)",
+            "INSERT INTO offer BY NAME SELECT * REPLACE (observed_at + to_minutes(?) AS "
+            f"observed_at, price_usd_per_hour * CASE instance_type {cases} ELSE 1 END AS "
+            "price_usd_per_hour) FROM offer "
+            "WHERE observed_at = (SELECT max(observed_at) FROM offer)",
             [minutes],
         )
 
@@ -191,8 +191,9 @@ def test_a_fleet_that_the_market_no_longer_offers_goes_on(catalog: Catalog) -> N
     before = fleet(catalog)
     with catalog.write() as connection:  # a pull without the types that run
         connection.execute(
-            "INSERT INTO offer SELECT observed_at + to_minutes(1), * EXCLUDE (observed_at) "
-            "FROM offer WHERE instance_type NOT IN (SELECT unnest(?::TEXT[]))",
+            "INSERT INTO offer BY NAME "
+            "SELECT * REPLACE (observed_at + to_minutes(1) AS observed_at) FROM offer "
+            "WHERE instance_type NOT IN (SELECT unnest(?::TEXT[]))",
             [sorted({kind for _, kind, _ in before})],
         )
     after = run(catalog, minutes=10)
