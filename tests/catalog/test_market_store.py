@@ -263,9 +263,7 @@ def test_an_older_home_gets_the_market_and_keeps_its_prices(tmp_path: Path) -> N
 
 def test_two_refreshes_at_once_keep_nothing_twice_and_lose_nothing(catalog: Catalog) -> None:
     spawn = multiprocessing.get_context("spawn")
-    workers = [
-        spawn.Process(target=_take_many, args=(str(catalog.home), NOW, 8)) for _ in range(2)
-    ]
+    workers = [spawn.Process(target=_take_many, args=(str(catalog.home), NOW, 8)) for _ in range(2)]
     errors, seen, stop = [], [], threading.Event()
     catalog.publish(force=True)
     reader = threading.Thread(target=_read_on, args=(catalog, stop, seen, errors))
