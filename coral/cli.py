@@ -85,6 +85,8 @@ def main() -> None:
         sys.exit(code if isinstance(code, int) else 0)
     except CoralError as error:
         _fail(str(error), error.exit_code)
+    except typer.Exit as stop:
+        sys.exit(stop.exit_code)
     except Exception as error:
         usage = getattr(error, "format_message", None)  # a usage error of the command line
         if usage is not None:

@@ -377,6 +377,8 @@ def _print_sources(console: Console, result: AllocationResult) -> None:
 
 def _age(age: timedelta) -> str:
     hours = age.total_seconds() / 3600.0
+    if hours < 2:
+        return f"{60 * hours:.0f} minutes"
     return f"{hours:.0f} hours" if hours < 48 else f"{hours / 24:.0f} days"
 
 

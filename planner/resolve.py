@@ -97,11 +97,26 @@ def resolve_scenario(spec: ScenarioSpec, known: Known) -> Scenario:
             workload.name: _rules(item, workload.name, spec, where)
             for item, workload in zip(spec.workloads, workloads, strict=True)
         },
-        stock_note=spec.stock_note,
+        stock_note=_stock_note(spec, known),
         unpriced=unpriced_classes(spec, known),
         avoided=avoided_places_of(spec, known),
         forecasts={workload.name: found for workload, found in resolved if found is not None},
         engine=spec.engine,
+    )
+
+
+def _stock_note(spec: ScenarioSpec, known: Known) -> str:
+    """What is said of the stock wherever it is used."""
+    taken_off = [
+        name
+        for name, found in (
+            ("placement scores", known.evidence.scores),
+            ("quotas", known.evidence.quotas),
+        )
+        if found
+    ]
+    return spec.stock_note + (
+        f", less what {' and '.join(taken_off)} take off" if taken_off else ""
     )
 
 

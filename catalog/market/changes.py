@@ -31,8 +31,8 @@ def new_rows(
     """Rows to append, and how many of the pulled ones were rejected by reason.
 
     `pulled` is as pull.PRICES; `stored` has KEY, observed_at and STATE of the newest rows of every
-    offer (two that count, and the last of each kind put aside); `known_types` cloud, instance_type
-    and gpu_count.
+    offer (two that count, and the last of each kind put aside); `known_types` cloud, instance_type,
+    gpu_count and stated_gpus (by the cloud itself; may be null).
     """
     pulled, stored = _zoned(pulled), _zoned(stored)
     judged = _judge(_dated(pulled, stored, at), stored, known_types, at, limits)
@@ -91,6 +91,8 @@ def _judge(
             .then(pl.lit("price is not positive"))
             .when(pl.col("gpu_count").is_null())
             .then(pl.lit("unknown instance type"))
+            .when(pl.col("stated_gpus") != pl.col("gpu_count"))
+            .then(pl.lit("the cloud says that the type has other GPUs"))
             .when(per_gpu > most)
             .then(pl.lit(f"more than {most:g} USD per GPU and hour: another unit?"))
             .when(pl.col("observed_at") > at + CLOCK_TOLERANCE)
@@ -105,7 +107,7 @@ def _judge(
             .otherwise(None),
             listed=pl.lit(True),
         )
-        .drop("gpu_count", "on_demand_usd_per_hour")
+        .drop("gpu_count", "stated_gpus", "on_demand_usd_per_hour")
     )
     jumps = _jumps(judged, stored, limits.largest_jump)
     reason = pl.lit(f"jump beyond a factor of {limits.largest_jump:g}: taken in if seen again")

@@ -68,11 +68,15 @@ def read_stored(
 
 
 def read_known_types(connection: duckdb.DuckDBPyConnection) -> pl.DataFrame:
-    """Cloud, instance type, GPU, count and vCPUs of all types that map to node classes."""
+    """Cloud, instance type, GPU, count and vCPUs of all types that map to node classes.
+
+    `stated_gpus` is how many the cloud itself says they have; null where it was not asked.
+    """
     return frame_of(
         connection,
-        "SELECT cloud, instance_type, gpu, gpu_count::INTEGER AS gpu_count, vcpus FROM "
-        "instance_type ORDER BY ALL",
+        "SELECT i.cloud, i.instance_type, i.gpu, i.gpu_count::INTEGER AS gpu_count, i.vcpus, "
+        "arg_max(f.gpu_count, f.observed_at) AS stated_gpus FROM instance_type i "
+        "LEFT JOIN instance_fact f USING (cloud, instance_type) GROUP BY ALL ORDER BY ALL",
     )
 
 

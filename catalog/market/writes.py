@@ -28,19 +28,20 @@ def append_pull(connection: duckdb.DuckDBPyConnection, pull: Pull, limits: Limit
     What is stored is compared inside the same transaction: two refreshes side by side, or one
     after a kill, leave no row twice and none out.
     """
+    _append_evidence(connection, pull)
     new_types = _register_types(connection, pull)
     domains = sorted({part.domain for part in pull.parts})
     stored = read_stored(connection, pull.feed, domains)
     parts = [_believed(part, pull.prices, stored) for part in pull.parts]
     types = read_known_types(connection)
     rows, rejected = new_rows(
-        pull.prices, stored, types.select("cloud", "instance_type", "gpu_count"), parts, pull.at,
-        limits,
+        pull.prices, stored, types.drop("gpu", "vcpus"), parts, pull.at, limits
     )  # fmt: skip
-    _append_prices(connection, rows, pl.concat([types, _stated(pull.types)]), pull)
+    _append_prices(
+        connection, rows, pl.concat([types.drop("stated_gpus"), _stated(pull.types)]), pull
+    )
     for part in parts:
         _watch(connection, pull.feed, part, pull.at)
-    _append_evidence(connection, pull)
     accepted = rows.filter(pl.col("rejected_because").is_null())
     return Landed(
         feed=pull.feed,

@@ -112,7 +112,8 @@ def _query(provider: str, folder: Path | None) -> Iterable[Any]:
     except Exception as error:
         said = " ".join(str(error).split())[:200]
         raise HuntError(
-            f"gpuhunt has no catalogue of {provider} ({type(error).__name__}: {said})"
+            f"gpuhunt has no catalogue of {provider} ({type(error).__name__}: {said}); without a "
+            "network give a folder of catalogues as market.gpuhunt_folder"
         ) from error
     return found
 

@@ -58,10 +58,11 @@ class MarketState:
 
     @property
     def judged(self) -> dict[str, int]:
-        """Prices refused by reason, of all sources; key '' counts those in use."""
+        """Prices refused by reason, of the sources in use; key '' counts those in use."""
         counts = Counter({"": sum(feed.used for feed in self.feeds)})
         for feed in self.feeds:
-            counts.update(feed.rejected)
+            if feed.used:
+                counts.update(feed.rejected)
         return dict(counts)
 
     @property

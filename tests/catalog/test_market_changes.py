@@ -16,9 +16,13 @@ from catalog.market.reads import STORED
 NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 DOMAIN = "aws:us-east-1"
 TYPES = pl.DataFrame(
-    {"cloud": ["aws", "aws"], "instance_type": ["g6.xlarge", "p5.48xlarge"], "gpu_count": [1, 8]},
-    schema_overrides={"gpu_count": pl.Int32},
-)
+    [("aws", "g6.xlarge", 1, 1), ("aws", "p5.48xlarge", 8, None), ("aws", "g5.12xlarge", 4, 2)],
+    schema={
+        "cloud": pl.String, "instance_type": pl.String, "gpu_count": pl.Int32,
+        "stated_gpus": pl.Int32,
+    },
+    orient="row",
+)  # fmt: skip
 WHOLE = [Part(DOMAIN, of) for of in PRICED]
 
 
@@ -89,6 +93,7 @@ def test_a_source_without_times_is_seen_when_it_was_asked() -> None:
         (price(float("nan"), -1), "price is not positive"),
         (price(None, -1), "price is not positive"),
         (price(0.4, -1, kind="g99.xlarge"), "unknown instance type"),
+        (price(0.4, -1, kind="g5.12xlarge"), "the cloud says that the type has other GPUs"),
         (price(150.0, -1), "more than 100 USD per GPU and hour: another unit?"),
         (price(1.0, -1), "spot not below on-demand"),
         (price(0.99995, -1), "spot not below on-demand"),

@@ -44,7 +44,7 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> list[InstanceType]:
 def source(kinds: list[InstanceType], aws: AwsServer) -> AwsSource:
     """A few types in two regions."""
     aws.enabled -= {"eu-central-1"}
-    return AwsSource([kind for kind in kinds if kind.name in FEW], deadline_s=30.0)
+    return AwsSource([kind for kind in kinds if kind.name in FEW], deadline_s=120.0)
 
 
 def now() -> datetime:
@@ -138,7 +138,7 @@ def test_placement_scores_are_asked_for_three_types_or_more_in_batches(
     aws.enabled = set(shipped_snapshot().regions)
     aws.scores["us-west-2"] = 3
     regions = [*sorted(aws.enabled)[:12], "us-east-1", "us-west-2"]
-    pull = AwsSource(kinds, regions=sorted(set(regions)), deadline_s=30.0).pull(now())
+    pull = AwsSource(kinds, regions=sorted(set(regions)), deadline_s=120.0).pull(now())
     asked = [c.parameters for c in aws.calls if c.action == "GetSpotPlacementScores"]
     assert all("InstanceType.3" in one and "RegionName.11" not in one for one in asked)
     scored = {(s.domain, kind): s.score for s in pull.scores for kind in s.concerns}
@@ -288,11 +288,11 @@ def test_a_region_that_hangs_is_cut_off_and_what_was_answered_counts(
     aws.fail("*", region="us-west-2", delay_s=60.0)
     aws.fail("DescribeInstanceTypes", region="eu-central-1", delay_s=60.0)
     started = time.monotonic()
-    pull = replace(source, deadline_s=6.0).pull(now())
-    assert time.monotonic() - started < 8.0
+    pull = replace(source, deadline_s=8.0).pull(now())
+    assert time.monotonic() - started < 12.0
     west = {("aws:us-west-2", of) for of in Of} - {("aws:us-west-2", Of.SCORES)}
     assert set(failed(pull)) == west | {("aws:eu-central-1", Of.FACTS)}
-    assert set(failed(pull).values()) == {"no answer within 6 s"}
+    assert set(failed(pull).values()) == {"no answer within 8 s"}
     assert prices(pull, domain=EAST, market="spot")
     assert prices(pull, domain="aws:eu-central-1", market="spot")
 

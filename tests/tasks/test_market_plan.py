@@ -112,6 +112,7 @@ def test_stock_is_what_scores_and_quotas_leave_and_says_why(
         if key in shipped:
             assert offer.stock <= shipped[key].stock
     assert any("64 spot vCPUs" in quota.describe() for quota in scenario.options.quotas)
+    assert scenario.stock_note.endswith("less what placement scores and quotas take off")
     again = load_inputs(catalog, wide, NOW + timedelta(minutes=5)).scenario
     assert again.offers == scenario.offers  # ages change nothing that a plan depends on
 
