@@ -1,131 +1,195 @@
-"""A moving market and demand for replays: real movements, lent to the offers of a scenario.
+"""The market at size: a refresh over many regions, and a million rows of price history.
 
-Every spot offer's price moves in the proportions of one Azure price history, every stock in those
-of one availability trace with a shift of its own around the scenario's, and every workload's demand
-in those of one ServeGen stream around the scenario's (`bench/data/market/README.md`). On-demand
-prices stand still.
+    python -m bench.market --regions 20 --rows 1000000 --json
+
+The refresh talks HTTP to the tests' local AWS server in a process of its own (needs the `dev`
+extra). The history is every AWS spot price of the shipped snapshot moved by the real price ratios
+of `bench/data/market`, taken in by the same code as a refresh, beside the same prices kept at every
+pull instead of at every change. `share` is that of what the plain way would keep.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+import argparse
+import json
+import multiprocessing
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime, timedelta
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 
-from bench.demand import shipped_histories
-from planner.allocation.problem import AllocationInput
-from planner.demand import DemandHistory, forecast_demand
-from planner.perf.grids import Floats
-from planner.types import Market, Offer
+from bench.moving_market import PRICES_FROM, price_ratios
+from catalog.market.pull import PRICED, PRICES, Limits, Part, Pull
+from catalog.market.writes import append_pull
+from catalog.seed import import_seed
+from catalog.store import Catalog
+from planner.market import AWS, MarketSpec
+from tasks.market.refresh import refresh
+from tasks.market.state import read_state
+from tests.support.aws_data import shipped_snapshot
 
-DATA = Path(__file__).parent / "data" / "market"
-STREAMS = ("servegen-m-large", "servegen-m-mid", "servegen-m-small")
-FIRST_DAY = 4  # of the demand histories: what is before is known
-PRICES_FROM = datetime(2026, 4, 20)
-SHIFT = timedelta(hours=7)  # between offers that follow the same availability trace
-BELOW_ON_DEMAND = 0.99
-STEADY = 0.5  # of the stock that no trace moves: on-demand nodes come more surely than spot
-
-
-@dataclass(frozen=True)
-class Moment:
-    """The market and demand at one time."""
-
-    hours: float  # since the replay's start
-    data: AllocationInput  # prices, stock, and demand as forecast
-    came_rps: dict[str, Floats]  # what came until the next moment, by workload, per window
+MOVES_HOURS = 6.0  # between two prices of one offer
+PULL_MINUTES = 10.0
+RUNS = 5
 
 
-class MovingMarket:
-    """A scenario's input over time."""
+def refresh_seconds(regions: int) -> dict[str, float]:
+    """First and second refresh over so many regions, from an empty home."""
+    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    process = multiprocessing.get_context("spawn").Process(
+        target=_serve, args=(theirs,), daemon=True
+    )
+    process.start()
+    os.environ.update(ours.recv())
+    names = shipped_snapshot().regions[:regions]
+    market = MarketSpec(sources=(AWS,), aws_regions=tuple(names))
+    with tempfile.TemporaryDirectory() as home:
+        catalog = Catalog(Path(home))
+        first = refresh(catalog, market, datetime.now(UTC))
+        second = refresh(catalog, market, datetime.now(UTC))
+    ours.send("end")
+    process.join(timeout=10)
+    failed = len(first.partly) + len(first.failed)
+    return {
+        "regions": len(names),
+        "prices": sum(one.prices for one in first.landed),
+        "not_answered": failed,
+        "refresh_s": round(first.seconds, 2),
+        "second_refresh_s": round(second.seconds, 2),
+        "second_changed": sum(one.changed for one in second.landed),
+    }
 
-    def __init__(self, data: AllocationInput, horizon_minutes: float) -> None:
-        self.data, self.horizon_minutes = data, horizon_minutes
-        self.histories = {h.name: h for h in shipped_histories()}
-        self.prices = _price_ratios(PRICES_FROM)
-        self.stocks = [
-            frame.sort("ts")
-            for _, frame in sorted(
-                pl.read_parquet(DATA / "availability_16_nodes.parquet").group_by("zone"),
-                key=lambda item: str(item[0]),
-            )
+
+def history(rows: int, home: Path) -> dict[str, float]:
+    """Fill a home with so many price changes, then time what reads it."""
+    catalog = Catalog(home)
+    with catalog.write() as connection:
+        import_seed(connection)
+    moved = _moved(rows)
+    parts = [Part(str(domain), of) for domain in moved["domain"].unique() for of in PRICED]
+    now = datetime.now(UTC)
+    started = time.perf_counter()
+    with catalog.write() as connection:
+        landed = append_pull(connection, Pull(AWS, now, moved, parts), Limits())
+    append_s = time.perf_counter() - started
+    started = time.perf_counter()
+    catalog.publish(force=True)
+    publish_s = time.perf_counter() - started
+    with catalog.read() as connection:
+        reads = [_read_once(connection) for _ in range(RUNS)]
+        kept = connection.execute("SELECT count(*) FROM offer").fetchall()[0][0]
+    coral = str(Path(sys.executable).parent / "coral")
+    command = [coral, "market", "show", "--gpu", "L4", "--json", "--home", str(home)]
+    cpu_s = _children_s()
+    shows = [_timed(command) for _ in range(RUNS)]
+    cpu_s = (_children_s() - cpu_s) / RUNS
+    span = timedelta(hours=MOVES_HOURS) * (rows / _keys().height)
+    pulls = span / timedelta(minutes=PULL_MINUTES)
+    return {
+        "rows": kept,
+        "changed": landed.changed,
+        "append_s": round(append_s, 2),
+        "publish_s": round(publish_s, 2),
+        "market_show_s": round(float(np.median(shows)), 3),
+        "market_show_cpu_s": round(cpu_s, 3),
+        "allocation_read_s": round(float(np.median(reads)), 3),
+        "database_mib": round(catalog.database.stat().st_size / 2**20, 1),
+        "days": round(span / timedelta(days=1), 1),
+        "rows_if_every_pull_were_kept": round(pulls * _keys().height),
+        "share": round(kept / (pulls * _keys().height), 4),
+    }
+
+
+def _read_once(connection: object) -> float:
+    started = time.perf_counter()
+    market = MarketSpec(sources=(AWS, "snapshot"))
+    read_state(connection, market, datetime.now(UTC))  # type: ignore[arg-type]
+    return time.perf_counter() - started
+
+
+def _timed(command: list[str]) -> float:
+    started = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True)
+    return time.perf_counter() - started
+
+
+def _children_s() -> float:
+    """CPU time of the processes that were started and have ended, on all cores."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _keys() -> pl.DataFrame:
+    """Every spot offer of the snapshot's AWS rows that is below on-demand."""
+    data = shipped_snapshot()
+    return pl.DataFrame(
+        [
+            {"domain": f"aws:{p.region}", "zone": p.zone_id, "instance_type": p.instance_type,
+             "base": p.price}
+            for p in data.spot
+            if p.price > 0
+            and p.price < data.on_demand.get((p.region, p.instance_type), float("inf"))
         ]
-        self.kinds = sorted({(o.domain, o.instance_type) for o in data.offers})
+    ).unique(["domain", "zone", "instance_type"], maintain_order=True)  # fmt: skip
 
-    def moments(self, hours: float, every_minutes: float) -> Sequence[Moment]:
-        """From the fifth day of demand on."""
-        count = int(hours * 60 / every_minutes)
-        step = every_minutes / 60.0
-        return [self._moment(number * step, every_minutes) for number in range(count)]
 
-    def _moment(self, hours: float, every_minutes: float) -> Moment:
-        forecasts, came = {}, {}
-        for number, workload in enumerate(self.data.workloads):
-            history = self.histories[STREAMS[number % len(STREAMS)]]
-            known = round((FIRST_DAY * 24 + hours) * 60 / history.window_minutes)
-            scale = workload.demand_rps / _mean_of_the_week(history)
-            found = forecast_demand(history.until(known), self.horizon_minutes)
-            forecasts[workload.name] = scale * found.rate_rps
-            last = known + round(every_minutes / history.window_minutes)
-            came[workload.name] = scale * history.rates_rps[known:last]
-        workloads = tuple(replace(w, demand_rps=forecasts[w.name]) for w in self.data.workloads)
-        offers = tuple(self._offer(offer, hours) for offer in self.data.offers)
-        return Moment(hours, replace(self.data, workloads=workloads, offers=offers), came)
-
-    def _offer(self, offer: Offer, hours: float) -> Offer:
-        kind = self.kinds.index((offer.domain, offer.instance_type))
-        trace = self.stocks[kind % len(self.stocks)]
-        time = trace["ts"][0] + timedelta(hours=hours) + SHIFT * (kind // len(self.stocks))
-        at = int(trace["ts"].search_sorted(time, side="right")) - 1
-        share = trace["available_nodes"][at] / trace["available_nodes"].mean()
-        price = offer.price_usd_per_hour
-        if offer.market is Market.SPOT:
-            times, ratios = self.prices[kind % len(self.prices)]
-            seen = int(np.searchsorted(times, hours, side="right")) - 1
-            price = min(price * ratios[seen], BELOW_ON_DEMAND * self._on_demand(offer))
-        return replace(
-            offer,
-            price_usd_per_hour=price,
-            stock=round(offer.stock * (STEADY + (1.0 - STEADY) * share)),
+def _moved(rows: int) -> pl.DataFrame:
+    """So many changes over all offers, `MOVES_HOURS` apart, back from now."""
+    keys, ratios = _keys(), price_ratios(PRICES_FROM)
+    each = int(1.25 * rows / keys.height)  # a fifth says nothing new and is not kept
+    end = datetime.now(UTC) - timedelta(minutes=1)
+    frames = []
+    for number, key in enumerate(keys.iter_rows(named=True)):
+        _, ratio = ratios[number % len(ratios)]
+        steps = np.arange(each)
+        # A tenth of a per mille per step: real movements repeat, and no two rows may be equal.
+        price = key["base"] * ratio[steps % len(ratio)] * (1.0 + 1e-4 * (steps % 97))
+        times = [end - timedelta(hours=MOVES_HOURS * float(each - step)) for step in steps]
+        frames.append(
+            pl.DataFrame({"observed_at": times, "price_usd_per_hour": np.round(price, 4)}).select(
+                "observed_at",
+                cloud=pl.lit(AWS),
+                domain=pl.lit(key["domain"]),
+                zone=pl.lit(key["zone"]),
+                instance_type=pl.lit(key["instance_type"]),
+                market=pl.lit("spot"),
+                price_usd_per_hour="price_usd_per_hour",
+                nodes=pl.lit(None, pl.Int32),
+                source=pl.lit("ec2 DescribeSpotPriceHistory"),
+            )
         )
-
-    def _on_demand(self, offer: Offer) -> float:
-        return next(
-            (
-                o.price_usd_per_hour
-                for o in self.data.offers
-                if (o.domain, o.instance_type) == (offer.domain, offer.instance_type)
-                and o.market is Market.ON_DEMAND
-            ),
-            math.inf,
-        )
+    return pl.concat(frames).cast(PRICES)  # type: ignore[arg-type]
 
 
-def _mean_of_the_week(history: DemandHistory) -> float:
-    """Mean rate of the replay's first week: demand of the scenario is met on average."""
-    day = round(24 * 60 / history.window_minutes)
-    return float(history.rates_rps[FIRST_DAY * day : (FIRST_DAY + 7) * day].mean())
+def _serve(pipe: Connection) -> None:
+    from tests.support.aws_server import AwsServer
+
+    with AwsServer(page_size=1000) as server:
+        pipe.send(server.variables())
+        pipe.recv()
 
 
-def _price_ratios(start: datetime) -> list[tuple[Floats, Floats]]:
-    """Of every price history the hours since `start` and the prices over that at `start`."""
-    table = pl.read_parquet(DATA / "spot_prices_azure_2026.parquet")
-    found = []
-    for _, frame in sorted(
-        table.group_by("location", "instance_type"), key=lambda item: [str(x) for x in item[0]]
-    ):
-        frame = frame.sort("observed_at")
-        hours = np.array(
-            [(t - start).total_seconds() / 3600.0 for t in frame["observed_at"].to_list()]
-        )
-        price = frame["spot_usd_h"].to_numpy()
-        before = np.flatnonzero(hours <= 0.0)
-        if before.size and hours.size > before.size:
-            first = int(before[-1])
-            found.append((hours[first:], price[first:] / price[first]))
-    return found
+def main() -> None:
+    """Parse, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--regions", type=int, default=20)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    os.environ["PREFECT_LOGGING_ROOT_LEVEL"] = "CRITICAL"
+    result = {"refresh": refresh_seconds(options.regions)}
+    with tempfile.TemporaryDirectory() as home:
+        result["history"] = history(options.rows, Path(home))
+    print(json.dumps(result) if options.json else json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()

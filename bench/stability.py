@@ -23,7 +23,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from bench.market import Moment, MovingMarket
+from bench.moving_market import Moment, MovingMarket
 from bench.scenarios import built_library
 from planner.allocation.problem import AllocationInput, NodeKey, node_key
 from planner.leases import Lease, LeaseState

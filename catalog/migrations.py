@@ -10,6 +10,7 @@ from collections.abc import Callable
 import duckdb
 
 from catalog.errors import DatabaseNewerError
+from catalog.market.schema import m010_market
 
 Migration = Callable[[duckdb.DuckDBPyConnection], None]
 
@@ -267,6 +268,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     m007_demand_history,
     m008_seed_imports,
     m009_profiles,
+    m010_market,
 )
 
 

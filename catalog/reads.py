@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any
 
 import duckdb
@@ -130,22 +129,6 @@ def read_demand_histories(
     ).fetchall()
 
 
-def read_prices(
-    connection: duckdb.DuckDBPyConnection,
-) -> list[tuple[str, str | None, str, str, str, float]]:
-    """Accepted prices of known instance types, latest pull.
-
-    Rows of (domain, zone, instance type, node class, market, USD per hour).
-    """
-    return connection.execute(
-        "SELECT o.domain, o.zone, o.instance_type, i.node_class, o.market, o.price_usd_per_hour "
-        "FROM offer o JOIN instance_type i "
-        "ON i.cloud = o.cloud AND i.instance_type = o.instance_type "
-        "WHERE o.rejected_because IS NULL AND o.observed_at = (SELECT max(observed_at) FROM offer) "
-        "ORDER BY ALL"
-    ).fetchall()
-
-
 def read_stock(connection: duckdb.DuckDBPyConnection) -> dict[tuple[str, str, str], int]:
     """Nodes by (level, domain, instance type); assumed, see the table's source column."""
     rows = connection.execute(
@@ -156,19 +139,13 @@ def read_stock(connection: duckdb.DuckDBPyConnection) -> dict[tuple[str, str, st
 
 
 def read_rejected(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:
-    """Rejected prices of the latest pull by reason; key '' counts the accepted ones."""
+    """Rejected prices of the shipped snapshot by reason; key '' counts the accepted ones."""
     rows = connection.execute(
-        "SELECT coalesce(rejected_because, ''), count(*) FROM offer "
-        "WHERE observed_at = (SELECT max(observed_at) FROM offer) GROUP BY ALL ORDER BY ALL"
+        "SELECT coalesce(rejected_because, ''), count(*) FROM offer WHERE feed = 'snapshot' "
+        "AND observed_at = (SELECT max(observed_at) FROM offer WHERE feed = 'snapshot') "
+        "GROUP BY ALL ORDER BY ALL"
     ).fetchall()
     return dict(rows)
-
-
-def read_prices_at(connection: duckdb.DuckDBPyConnection) -> datetime:
-    """When the latest prices were seen."""
-    rows = connection.execute("SELECT max(observed_at) FROM offer").fetchall()
-    seen: datetime = rows[0][0]
-    return seen
 
 
 def read_performance(connection: duckdb.DuckDBPyConnection) -> PerformanceFrames:

@@ -82,22 +82,35 @@ class Catalog:
 
         Raises DatabaseError: no snapshot yet, or it is unreadable. QueryError: bad SQL.
         """
+        with self.read_snapshot() as connection:
+            try:
+                result = connection.execute(sql, list(parameters))
+                columns = [column[0] for column in (result.description or [])]
+                return columns, result.fetchall() if columns else []
+            except AttributeError as error:  # DuckDB answers None to a query without a statement
+                raise QueryError("SQL: the query is empty") from error
+            except (duckdb.IOException, duckdb.SerializationException) as error:
+                raise DatabaseError(_unreadable(self.snapshot, error)) from error
+            except duckdb.Error as error:
+                raise QueryError(f"SQL: {_first_line(error)}") from error
+
+    @contextlib.contextmanager
+    def read_snapshot(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """The snapshot, which is never locked and may be half a minute old.
+
+        Raises DatabaseError: there is none yet, or it is unreadable.
+        """
         if not self.snapshot.exists():
             raise DatabaseError(
                 f"no database in {self.home} yet; run `coral quickstart` first or name the "
                 "right folder with --home"
             )
         try:
-            with duckdb.connect(str(self.snapshot), read_only=True) as connection:
-                result = connection.execute(sql, list(parameters))
-                columns = [column[0] for column in (result.description or [])]
-                return columns, result.fetchall() if columns else []
-        except AttributeError as error:  # DuckDB answers None to a query without a statement
-            raise QueryError("SQL: the query is empty") from error
-        except (duckdb.IOException, duckdb.SerializationException) as error:
-            raise DatabaseError(_unreadable(self.snapshot, error)) from error
+            connection = duckdb.connect(str(self.snapshot), read_only=True)
         except duckdb.Error as error:
-            raise QueryError(f"SQL: {_first_line(error)}") from error
+            raise DatabaseError(_unreadable(self.snapshot, error)) from error
+        with connection:
+            yield connection
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[duckdb.DuckDBPyConnection]:

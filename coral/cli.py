@@ -10,14 +10,17 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from coral import __version__
+from coral.fleet import fleet_app
+from coral.market import market_app
 from coral.output import answer, answer_rows, flow_run, print_json
 from coral.profile import profile_app
 from coral.serving import Home, add_commands, refuse_taken
+from coral.weights import weights_app
 
 if TYPE_CHECKING:
     from planner.scenario import ScenarioSpec
@@ -33,9 +36,10 @@ library_app = typer.Typer(
     help="The template library: how each model can run on which nodes.", no_args_is_help=True
 )
 app.add_typer(library_app, name="library")
-fleet_app = typer.Typer(help="The nodes that run the plan.", no_args_is_help=True)
 app.add_typer(fleet_app, name="fleet")
+app.add_typer(weights_app, name="weights")
 app.add_typer(profile_app, name="profile")
+app.add_typer(market_app, name="market")
 add_commands(app)
 
 Scenario = Annotated[
@@ -77,7 +81,8 @@ def main() -> None:
 
     stop_on_signals()
     try:
-        app(standalone_mode=False)
+        code = app(standalone_mode=False)  # what typer.Exit said, or what a command returned
+        sys.exit(code if isinstance(code, int) else 0)
     except CoralError as error:
         _fail(str(error), error.exit_code)
     except typer.Exit as stop:
@@ -341,17 +346,64 @@ def simulate(
 
 
 @app.command()
-def operate(scenario: Scenario = "core", home: Home = None, as_json: Json = False) -> None:
+def operate(
+    scenario: Scenario = "core",
+    home: Home = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Plan, and show every call; do nothing.")
+    ] = False,
+    approve: Annotated[
+        bool,
+        typer.Option(
+            "--approve", help="Plan, show the difference, and ask before anything is done."
+        ),
+    ] = False,
+    every: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            help="Minutes between rounds, until stopped; a node that is lost or about to be taken "
+            "begins one at once.",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """Plan from where the fleet stands and move it by the difference."""
     _check(scenario, home)
+    if every is not None:
+        _operate_every(scenario, home, every, as_json)
+    draft = dry_run or approve
     with flow_run():
         from coral.render import print_round, round_summary
         from flows.operate import operate as run
 
-        result = run(scenario, home)
+        result = run(scenario, home, draft)
+    if approve and result.calls and not as_json and sys.stdin.isatty():
+        print_round(result)
+        typer.confirm("Do this?", abort=True)
+        with flow_run():
+            result = run(scenario, home)
     answer(result, as_json, round_summary, print_round)
     if result.stopped:
         raise typer.Exit(1)
+
+
+def _operate_every(scenario: str, home: str | None, minutes: float, as_json: bool) -> NoReturn:
+    """Rounds until interrupted."""
+    from coral.render import print_round, round_summary
+    from tasks.home import open_catalog
+    from tasks.scenario_file import read_scenario
+    from tasks.watching import wait_for_cause
+
+    while True:
+        with flow_run():
+            from flows.operate import operate as run
+
+            result = run(scenario, home)
+        answer(result, as_json, round_summary, print_round)
+        catalog, spec = open_catalog(home), read_scenario(scenario)
+        cause = wait_for_cause(catalog, spec, 60.0 * minutes)
+        typer.echo(f"next round: {cause}", err=True)
 
 
 @app.command("serve-local")
@@ -392,15 +444,6 @@ def serve_local(
         raise typer.Exit(1)
 
 
-@fleet_app.command("list")
-def fleet_list(home: Home = None, as_json: Json = False) -> None:
-    """Show the nodes of the fleet."""
-    from tasks.fleet_view import list_fleet
-
-    columns, rows = list_fleet(home)
-    answer_rows(columns, rows, as_json)
-
-
 @app.command()
 def down(
     home: Home = None,
@@ -428,7 +471,8 @@ def sql(
 ) -> None:
     """Run SQL on the read-only snapshot of the database; it never meets a lock.
 
-    Views to start with: best_templates, allocation_history, latest_price, rejected_offers.
+    Views to start with: best_templates, allocation_history, price_now, price_change,
+    capacity_failure, market_gap, rejected_offers.
     """
     from tasks.home import open_catalog
 

@@ -46,7 +46,7 @@ def answer(
 
 def answer_rows(columns: list[str], rows: list[tuple[object, ...]], as_json: bool) -> None:
     """A table as one JSON object, or as people read it."""
-    from coral.render import print_rows
+    from coral.console import print_rows
 
     if as_json:
         print_json({"columns": columns, "rows": [list(row) for row in rows]})

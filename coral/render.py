@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from coral.console import make_console
 from planner.allocation.explain import replica_cost
 from planner.allocation.options import ServiceRules
 from planner.allocation.plan import Binding, Plan, PlannedReplicas
@@ -237,6 +239,9 @@ def round_summary(result: Round) -> dict[str, Any]:
         "launched": result.applied.launched,
         "failed": result.applied.failed,
         "terminated": result.applied.terminated,
+        "held_back": result.applied.held_back,
+        "reasons": list(result.applied.why),
+        "calls": None if result.calls is None else list(result.calls),
         "replicas_kept": len(result.replicas.kept),
         "replicas_started": len(result.replicas.started),
         "replicas_ended": len(result.replicas.ended),
@@ -253,9 +258,16 @@ def print_round(result: Round) -> None:
     console = make_console()
     why = f"{result.why[0].upper()}{result.why[1:]}."
     console.print(f"[bold red]{why}[/bold red]" if result.stopped else why)
-    if not applied.nothing:
+    if result.calls is not None:
+        _print_calls(console, result.calls)
+    elif not applied.nothing:
         failed = f", {applied.failed} failed to launch" if applied.failed else ""
-        console.print(f"{applied.launched} launched{failed}, {applied.terminated} terminated.")
+        held = f", {applied.held_back} held back" if applied.held_back else ""
+        console.print(
+            f"{applied.launched} launched{failed}{held}, {applied.terminated} terminated."
+        )
+    for reason in applied.why:
+        console.print(f"  [yellow]{reason}[/yellow]")
     changes = result.replicas
     if changes.started or changes.ended:
         console.print(
@@ -263,6 +275,13 @@ def print_round(result: Round) -> None:
             f"{len(changes.ended)} ended."
         )
     console.print(f"{result.nodes} nodes held, ${result.cost_usd_per_hour:.2f}/h.")
+
+
+def _print_calls(console: Console, calls: Sequence[str]) -> None:
+    """What a fleet would be asked, equal calls together."""
+    console.print("Nothing was done. The fleet would be asked to:" if calls else "Nothing to do.")
+    for call, count in Counter(calls).items():
+        console.print(f"  {call}" + (f" (x{count})" if count > 1 else ""))
 
 
 def describe_rules(rules: Mapping[str, ServiceRules], plan: Plan) -> list[str]:
@@ -278,18 +297,6 @@ def describe_rules(rules: Mapping[str, ServiceRules], plan: Plan) -> list[str]:
             "besides."
         )
     return lines
-
-
-def print_rows(columns: Sequence[str], rows: Sequence[tuple[object, ...]]) -> None:
-    """A query's result."""
-    console = make_console(width=1000)  # a pipe has no edge: never fold a cell
-    table = Table()
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*("" if value is None else _cell(value) for value in row))
-    console.print(table)
-    console.print(f"{len(rows)} rows")
 
 
 def _print_services(console: Console, plan: Plan) -> None:
@@ -355,8 +362,13 @@ def _print_sources(console: Console, result: AllocationResult) -> None:
     age = datetime.now(UTC) - seen
     console.print(
         f"Prices of {seen:%Y-%m-%d %H:%M} UTC ({_age(age)} old): {accepted} accepted, "
-        f"{sum(rejected.values())} rejected ({reasons})."
+        f"{sum(rejected.values())} rejected{f' ({reasons})' if reasons else ''}."
     )
+    for feed in result.inputs.feeds:
+        if feed.note:
+            console.print(f"[yellow]{feed.note[0].upper()}{feed.note[1:]}.[/yellow]")
+    if result.inputs.scenario.avoided:
+        console.print(f"Avoided for now: {result.inputs.scenario.avoided}.")
     unpriced = result.inputs.scenario.unpriced
     if unpriced:
         more = f" and {len(unpriced) - SHOWN_NAMES} more" if len(unpriced) > SHOWN_NAMES else ""
@@ -365,6 +377,8 @@ def _print_sources(console: Console, result: AllocationResult) -> None:
 
 def _age(age: timedelta) -> str:
     hours = age.total_seconds() / 3600.0
+    if hours < 2:
+        return f"{60 * hours:.0f} minutes"
     return f"{hours:.0f} hours" if hours < 48 else f"{hours / 24:.0f} days"
 
 
@@ -377,13 +391,3 @@ def _markets(plan: Plan, planned: PlannedReplicas) -> str:
         if nodes.offer.domain == planned.domain and nodes.offer.node_class in classes
     }
     return "+".join(market.value.replace("_", "-") for market in Market if market in found)
-
-
-def _cell(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def make_console(width: int = 160) -> Console:
-    """Standard output; of a width of its own where it is not a terminal."""
-    console = Console()
-    return console if console.is_terminal else Console(width=width)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from coral.render import make_console
+from coral.console import make_console
 from planner.engine import Engine
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from coral.render import make_console, print_round, round_summary
+from coral.console import make_console
+from coral.render import print_round, round_summary
 
 if TYPE_CHECKING:
     from flows.serve_local import LocalRun

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from coral.render import make_console
+from coral.console import make_console
 from tasks.profile_catalog import EngineCheck, TableView, median_pct
 from tasks.profile_tables import EnginePair, Profile
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from coral.render import make_console
+from coral.console import make_console
 
 if TYPE_CHECKING:
     from simulator.measures import WorkloadMeasures

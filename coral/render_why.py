@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from coral.render import binding_text, make_console
+from coral.console import make_console
+from coral.render import binding_text
 from planner.allocation.plan import Plan
 
 if TYPE_CHECKING:

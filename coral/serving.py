@@ -32,6 +32,12 @@ def agent(
     first_lease: Annotated[
         float, typer.Option(min=1.0, help="Seconds to wait for the controller at first.")
     ] = 120.0,
+    metadata: Annotated[
+        str | None,
+        typer.Option(
+            help="Where the cloud says that it takes the node; on EC2 http://169.254.169.254."
+        ),
+    ] = None,
 ) -> None:
     """Run this node: start, watch and stop what the controller says; end when it is gone."""
     from executor.control.agent import Agent, AgentSettings
@@ -39,7 +45,9 @@ def agent(
 
     _log_to_stderr()
     running = Agent(
-        AgentSettings(lease, controller, controller_key, read_keys(key_file), folder, first_lease)
+        AgentSettings(
+            lease, controller, controller_key, read_keys(key_file), folder, first_lease, metadata
+        )
     )
     _on_signals(lambda: running.stop("asked to end"))
     typer.echo(running.run(), err=True)

@@ -1,17 +1,57 @@
-"""Bring a fleet to a plan: every step is written before it is taken and after it was confirmed."""
+"""Bring a fleet to a plan: every step is written before it is taken and after it was confirmed.
+
+Killed anywhere, the next run finishes what was begun (formulation, section 11).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 
-from executor.fleet import Fleet, NoCapacityError
+from executor.fleet import FatalError, Fleet, NoCapacityError, TransientError
+from planner.catch_up import Ask, End, Patience, Record, catch_up
 from planner.leases import Actions, Lease, LeaseState, LeaseStore
 from planner.types import Offer
 
 NOT_IN_PLAN = "not in the plan"
+ALL_DOWN = "coral down"
+REFUSED = "refused: "  # before what a cloud says that will never make the node
+PASSES = 4  # of one settling: end, see it gone, record, see that nothing is left
+LAUNCH_WINDOW = timedelta(minutes=1)
+
+
+def new_id() -> str:
+    """Of a lease."""
+    return uuid.uuid4().hex
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """What no round goes beyond; None: no cap."""
+
+    usd_per_hour: float | None = None
+    nodes_per_domain: int | None = None
+    launches_per_minute: int | None = None
+
+    def refuse(self, offer: Offer, leases: Sequence[Lease], now: datetime) -> str:
+        """Why a node of the offer must not be launched beside these leases; '' where it may."""
+        billing = [lease for lease in leases if not lease.state.is_over]
+        rent = sum(lease.price_usd_per_hour for lease in billing) + offer.price_usd_per_hour
+        if self.usd_per_hour is not None and rent > self.usd_per_hour:
+            return f"${rent:.2f}/h is over the cap of ${self.usd_per_hour:.2f}/h"
+        there = sum(lease.domain == offer.domain for lease in billing)
+        if self.nodes_per_domain is not None and there >= self.nodes_per_domain:
+            return f"{there} nodes are in {offer.domain}, its cap"
+        lately = sum(
+            lease.requested_at is not None and now - lease.requested_at < LAUNCH_WINDOW
+            for lease in leases
+        )
+        if self.launches_per_minute is not None and lately >= self.launches_per_minute:
+            return f"{lately} launches in a minute, the cap"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +61,12 @@ class Applied:
     launched: int
     failed: int
     terminated: int
+    held_back: int = 0  # launches that a cap did not allow
+    why: tuple[str, ...] = ()  # launches failed or were held back, each reason once
 
     @property
     def nothing(self) -> bool:
-        return not (self.launched or self.failed or self.terminated)
+        return not (self.launched or self.failed or self.terminated or self.held_back)
 
 
 def apply_actions(
@@ -34,86 +76,190 @@ def apply_actions(
     now: datetime,
     scenario: str = "",
     between: Callable[[int], None] = lambda _: None,
+    caps: Caps | None = None,
 ) -> Applied:
-    """Launch, then terminate. Killed anywhere, the next run finishes what was begun.
+    """Ask again for what was planned and not answered, launch, let leave what the plan lacks.
 
     `between` is called when nodes are launched and those that leave are marked, but still run: with
     the number of launches that failed. While a launch fails nothing is terminated: what leaves may
-    be all that serves.
+    be all that serves. A launch that a cap holds back stops nothing: what leaves makes room for it
+    in the next round.
     """
-    failed = sum(not _launch(store, fleet, offer, now, scenario) for offer in actions.launch)
-    leaving = () if failed else actions.terminate
-    for lease in leaving:
-        store.save(lease.to(LeaseState.TERMINATING, NOT_IN_PLAN), now)
-    between(failed)
-    for lease in leaving:
-        end_lease(store, fleet, lease, now, NOT_IN_PLAN)
-    return Applied(len(actions.launch) - failed, failed, len(leaving))
+    launches = _Launches(store, fleet, now, scenario, caps or Caps())
+    leaves = {lease.id for lease in actions.terminate}
+    launches.again(
+        lease
+        for lease in launches.leases
+        if lease.state is LeaseState.PLANNED
+        and (lease.scenario, lease.fleet) == (scenario, fleet.kind)
+        and lease.id not in leaves
+    )
+    launches.new(actions.launch)
+    leaving = () if launches.failed else actions.terminate
+    marked = [lease.to(_leaves_as(lease), NOT_IN_PLAN) for lease in leaving]
+    store.save_all(marked, now)
+    between(len(launches.failed))
+    end_leases(store, fleet, marked, now, NOT_IN_PLAN)
+    if marked:
+        with contextlib.suppress(TransientError):  # the next round looks again
+            settle(store, fleet, now, scenario)
+    failed, held_back = launches.failed, launches.held_back
+    return Applied(
+        launched=len(actions.launch) - len(failed) - len(held_back),
+        failed=len(failed),
+        terminated=len(leaving),
+        held_back=len(held_back),
+        why=tuple(dict.fromkeys((*failed, *held_back))),
+    )
 
 
 def settle(
-    store: LeaseStore, fleet: Fleet, now: datetime, scenario: str | None = None
+    store: LeaseStore,
+    fleet: Fleet,
+    now: datetime,
+    scenario: str | None = None,
+    patience: Patience | None = None,
 ) -> list[Lease]:
-    """Bring leases up to what the cloud says now, and finish what an interrupted run began.
+    """Bring leases and instances into agreement, and finish what an interrupted run began.
 
-    Returns the scenario's leases, or all without one.
+    What is planned and has no instance is not asked for here: the plan may not want it any more.
+    Returns the scenario's leases, or all without one. Raises TransientError, FatalError: the cloud
+    does not list its instances.
     """
-    for lease in _of(store, scenario):
-        if lease.state is LeaseState.PLANNED:
-            _request(store, fleet, lease, now)
-        elif lease.state.is_held and fleet.is_gone(lease.instance_id or ""):
-            store.save(lease.to(LeaseState.TERMINATED, "its node is gone", ended_at=now), now)
-        elif lease.state is LeaseState.LAUNCHING and lease.ready_at and lease.ready_at <= now:
-            store.save(lease.to(LeaseState.READY), now)
-        elif lease.state is LeaseState.TERMINATING:
-            end_lease(store, fleet, lease, now, lease.reason)
-    return _of(store, scenario)
+    patience = patience or Patience()
+    for _ in range(PASSES):
+        instances = fleet.instances(now)  # before the leases are read
+        steps = catch_up(_of_fleet(store, fleet), instances, now, patience)
+        todo = [step for step in steps if not isinstance(step, Ask)]
+        store.save_all([step.lease for step in todo if isinstance(step, Record)], now)
+        for step in todo:
+            if isinstance(step, End):
+                _terminate(fleet, step.instance_id)
+        if not todo:
+            break
+    return [lease for lease in store.all() if scenario in {None, lease.scenario}]
 
 
-def end_lease(store: LeaseStore, fleet: Fleet, lease: Lease, now: datetime, reason: str) -> None:
-    """Terminate one node; over only once the cloud confirmed it."""
-    if lease.state is not LeaseState.TERMINATING:
-        store.save(lease.to(LeaseState.TERMINATING, reason), now)
-    if lease.instance_id is not None:
-        fleet.terminate(lease.instance_id)
-    store.save(lease.to(LeaseState.TERMINATED, reason, ended_at=now), now)
+def end_leases(
+    store: LeaseStore, fleet: Fleet, leases: Sequence[Lease], now: datetime, reason: str
+) -> None:
+    """Tell the cloud to end nodes; `settle` writes that they are over when the cloud says so."""
+    told = [x for x in leases if x.state is not LeaseState.TERMINATING]
+    store.save_all([lease.to(LeaseState.TERMINATING, reason) for lease in told], now)
+    for lease in leases:
+        if lease.instance_id is not None:
+            _terminate(fleet, lease.instance_id)
 
 
 def end_all(store: LeaseStore, fleet: Fleet, leases: Sequence[Lease], now: datetime) -> int:
     """Terminate everything that is not over; how many there were."""
     running = [lease for lease in leases if not lease.state.is_over]
-    for lease in running:
-        end_lease(store, fleet, lease, now, "coral down")
+    end_leases(store, fleet, running, now, ALL_DOWN)
+    if running:
+        settle(store, fleet, now)
     return len(running)
 
 
-def _launch(store: LeaseStore, fleet: Fleet, offer: Offer, now: datetime, scenario: str) -> bool:
-    lease = Lease(
-        id=uuid.uuid4().hex,
-        domain=offer.domain,
-        instance_type=offer.instance_type,
-        node_class=offer.node_class,
-        market=offer.market,
-        price_usd_per_hour=offer.price_usd_per_hour,
-        state=LeaseState.PLANNED,
-        created_at=now,
-        zone=offer.zone,
-        scenario=scenario,
-    )
-    store.save(lease, now)
-    return _request(store, fleet, lease, now)
+def _of_fleet(store: LeaseStore, fleet: Fleet) -> list[Lease]:
+    """Leases of every scenario: an instance of any of them is no orphan."""
+    return [lease for lease in store.all() if lease.fleet == fleet.kind]
 
 
-def _request(store: LeaseStore, fleet: Fleet, lease: Lease, now: datetime) -> bool:
+def _terminate(fleet: Fleet, instance_id: str) -> None:
+    """Where the cloud does not answer the next pass tells it again."""
     try:
-        instance_id, ready_at = fleet.launch(lease, now)
-    except NoCapacityError as error:
-        store.save(lease.to(LeaseState.FAILED, str(error), ended_at=now), now)
-        return False
-    launching = lease.to(LeaseState.LAUNCHING, instance_id=instance_id, ready_at=ready_at)
-    store.save(launching, now)
-    return True
+        fleet.terminate(instance_id)
+    except TransientError:
+        return
 
 
-def _of(store: LeaseStore, scenario: str | None) -> list[Lease]:
-    return [lease for lease in store.all() if scenario in {None, lease.scenario}]
+def _leaves_as(lease: Lease) -> LeaseState:
+    """It drains where it serves."""
+    return LeaseState.DRAINING if lease.state is LeaseState.READY else LeaseState.TERMINATING
+
+
+@dataclass
+class _Launches:
+    """Of one round, within the caps."""
+
+    store: LeaseStore
+    fleet: Fleet
+    now: datetime
+    scenario: str
+    caps: Caps
+
+    def __post_init__(self) -> None:
+        self.leases = self.store.all()
+        self.failed: list[str] = []
+        self.held_back: list[str] = []
+
+    def again(self, planned: Iterable[Lease]) -> None:
+        """Ask for leases whose answer is not known, with their tokens."""
+        asked = [replace(lease, requested_at=self.now) for lease in planned]
+        self._ask(asked)
+
+    def new(self, offers: Iterable[Offer]) -> None:
+        """Nodes more, as far as the caps and the cloud let."""
+        asked = []
+        for offer in offers:
+            refused = self.caps.refuse(offer, self.leases, self.now)
+            if refused:
+                self.held_back.append(refused)
+                continue
+            asked.append(self._lease(offer))
+            self.leases.append(asked[-1])  # counts against the caps until it is known to be over
+        self._ask(asked)
+
+    def _lease(self, offer: Offer) -> Lease:
+        return Lease(
+            id=new_id(),
+            domain=offer.domain,
+            instance_type=offer.instance_type,
+            node_class=offer.node_class,
+            market=offer.market,
+            price_usd_per_hour=offer.price_usd_per_hour,
+            state=LeaseState.PLANNED,
+            created_at=self.now,
+            zone=offer.zone,
+            scenario=self.scenario,
+            fleet=self.fleet.kind,
+            requested_at=self.now,
+        )
+
+    def _ask(self, leases: Sequence[Lease]) -> None:
+        """Written first, all of them."""
+        self.store.save_all(leases, self.now)
+        for lease in leases:
+            failure = _request(self.store, self.fleet, lease, self.now)
+            if failure:
+                self.failed.append(failure)
+
+
+def _request(store: LeaseStore, fleet: Fleet, lease: Lease, now: datetime) -> str:
+    """Why there is no instance, or ''. Where the cloud does not answer the lease stays planned.
+
+    Where a zone has no capacity the next one is asked, as another attempt: with another token,
+    written first.
+    """
+    while True:
+        try:
+            launched = fleet.launch(lease, now)
+        except NoCapacityError as error:
+            zone = fleet.elsewhere(lease)
+            if zone is None:
+                store.save(lease.to(LeaseState.FAILED, str(error), ended_at=now), now)
+                return str(error)
+            lease = replace(lease, zone=zone, attempt=lease.attempt + 1, reason=str(error))
+            store.save(lease, now)
+        except FatalError as error:
+            why = f"{REFUSED}{error}"
+            store.save(lease.to(LeaseState.FAILED, why, ended_at=now), now)
+            return str(error)
+        except TransientError as error:
+            return str(error)
+        else:
+            launching = lease.to(
+                LeaseState.LAUNCHING, instance_id=launched.instance_id, ready_at=launched.ready_at
+            )
+            store.save(launching, now)
+            return ""

@@ -3,10 +3,11 @@
     deployment.json  what is to run                                   -> read here
     routes.json      which replicas answer (read by gateways)         -> written here
     controller.json  where agents connect, and this controller's key  -> written here
+    notices.json     nodes whose cloud says that it takes them soon   -> written here
 
 A replica is routed to once each of its engines answered its health endpoint after its start, and no
-more as soon as one of its processes is not running or it is to go; a replica that is to go is
-stopped when gateways have had time to see that.
+more as soon as one of its processes is not running, one of its nodes is to be taken, or it is to
+go; a replica that is to go is stopped when gateways have had time to see that.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ from filelock import FileLock, Timeout
 from executor.control.controller import DRAIN_S, Controller
 from executor.control.keys import KeyPair
 from executor.control.messages import ProcessState
+from executor.control.notices import SPOT
 from executor.deployment import Deployment, DeploymentError, read_deployment
 from executor.files import write_whole
 from executor.home import HomeFiles
+from executor.notices_file import NodeNotice, Notices, write_notices
 from executor.routes import Route, Routes, write_routes
 from executor.stage_plan import ReplicaPlan
 from planner.errors import InputError
@@ -84,6 +87,7 @@ class Daemon:
         self._going: dict[str, tuple[ReplicaPlan, float]] = {}  # until when it stays, unrouted
         self._leaving: dict[str, tuple[str, float]] = {}  # leases not wanted any more: key, until
         self._written: Routes | None = None
+        self._noticed: dict[str, NodeNotice] = {}
         self._waiting: dict[tuple[str, int], float] = {}  # for a first answer, until it is said
         self._healthy: dict[str, int] = {}  # generation of a replica whose engines have answered
         self._write_address(keys)
@@ -110,6 +114,7 @@ class Daemon:
         self.controller.step(seconds)
         self._ask_health()
         self._write_routes()
+        self._write_notices()
 
     def _wanted_leases(self, now: float) -> dict[str, str]:
         """Those of the deployment, and others while something drains on them."""
@@ -207,12 +212,31 @@ class Daemon:
                     weight=max(1e-6, replica.share),
                 )
                 for replica in self._deployment.replicas
-                if replica.id not in self._going and self.is_ready(replica.id)
+                if replica.id not in self._going
+                and self.is_ready(replica.id)
+                and not self._is_taken(replica.lease_ids)
             ),
         )
         if found != self._written:
             write_routes(self.files.routes, found)
             self._written = found
+
+    def _is_taken(self, lease_ids: frozenset[str]) -> bool:
+        """Whether a cloud says that it takes one of the nodes."""
+        return any(
+            notice is not None and notice.kind == SPOT
+            for notice in map(self.controller.notice_of, lease_ids)
+        )
+
+    def _write_notices(self) -> None:
+        found = {
+            lease_id: NodeNotice(kind=notice.kind, at=notice.at)  # type: ignore[arg-type]
+            for lease_id in sorted(self.controller.nodes)
+            if (notice := self.controller.notice_of(lease_id)) is not None
+        }
+        if found != self._noticed:
+            write_notices(self.files.notices, Notices(nodes=found))
+            self._noticed = found
 
     def _write_address(self, keys: KeyPair) -> None:
         content = {

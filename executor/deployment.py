@@ -50,6 +50,7 @@ class EngineSpec(_Model):
     kv_device: str = "cuda"
     arguments: tuple[str, ...] = ()
     environment: dict[str, str] = Field(default_factory=dict)
+    weights: str = ""  # where nodes fetch their layers from
 
     def settings(self, served_name: str) -> EngineSettings:
         return EngineSettings(served_name=served_name, **self.model_dump())

@@ -32,6 +32,10 @@ class HomeFiles:
         return self.home / "routes.json"
 
     @property
+    def notices(self) -> Path:
+        return self.home / "notices.json"
+
+    @property
     def controller(self) -> Path:
         return self.home / "controller.json"
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from planner.errors import InputError
 from planner.leases import Lease, LeaseState
@@ -17,8 +19,32 @@ from planner.types import Market
 BUSY_TIMEOUT_S = 10.0
 COLUMNS = (
     "id, domain, instance_type, node_class, market, price_usd_per_hour, state, created_at, zone, "
-    "instance_id, ready_at, ended_at, reason, scenario, replica"
+    "instance_id, ready_at, ended_at, reason, scenario, replica, fleet, attempt, requested_at, "
+    "drain_until"
 )
+NAMES = COLUMNS.split(", ")
+LATER = {  # columns that files of an earlier Coral lack
+    "replica": "TEXT",
+    "fleet": "TEXT NOT NULL DEFAULT 'simulated'",
+    "attempt": "INTEGER NOT NULL DEFAULT 0",
+    "requested_at": "TEXT",
+    "drain_until": "TEXT",
+}
+
+
+TABLES = """
+CREATE TABLE IF NOT EXISTS lease (
+    id TEXT PRIMARY KEY, domain TEXT NOT NULL, instance_type TEXT NOT NULL,
+    node_class TEXT NOT NULL, market TEXT NOT NULL, price_usd_per_hour REAL NOT NULL,
+    state TEXT NOT NULL, created_at TEXT NOT NULL, zone TEXT, instance_id TEXT, ready_at TEXT,
+    ended_at TEXT, reason TEXT NOT NULL, scenario TEXT NOT NULL, replica TEXT,
+    fleet TEXT NOT NULL, attempt INTEGER NOT NULL, requested_at TEXT, drain_until TEXT);
+CREATE TABLE IF NOT EXISTS lease_event (
+    lease_id TEXT NOT NULL, at TEXT NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS replica (
+    id TEXT PRIMARY KEY, scenario TEXT NOT NULL, template_id TEXT NOT NULL, domain TEXT NOT NULL,
+    started_at TEXT NOT NULL, ended_at TEXT);
+"""
 
 
 class LeaseStoreError(InputError):
@@ -30,6 +56,7 @@ class SqliteLeaseStore:
     """Current state of every lease, and an event row for every change."""
 
     path: Path
+    _of_thread: threading.local = field(default_factory=threading.local, compare=False, repr=False)
 
     def all(self) -> list[Lease]:
         """Every lease ever written, oldest first."""
@@ -41,18 +68,19 @@ class SqliteLeaseStore:
 
     def save(self, lease: Lease, at: datetime) -> None:
         """Write a lease's new state and the event that led to it, in one transaction."""
-        values = (
-            lease.id, lease.domain, lease.instance_type, lease.node_class, lease.market.value,
-            lease.price_usd_per_hour, lease.state.value, lease.created_at.isoformat(), lease.zone,
-            lease.instance_id, _text(lease.ready_at), _text(lease.ended_at), lease.reason,
-            lease.scenario, lease.replica,
-        )  # fmt: skip
+        self.save_all([lease], at)
+
+    def save_all(self, leases: Sequence[Lease], at: datetime) -> None:
+        """The same of several, all or none."""
+        marks = ", ".join("?" * len(NAMES))
         with self._connect() as connection:
-            marks = ", ".join("?" * len(values))
-            connection.execute(f"INSERT OR REPLACE INTO lease ({COLUMNS}) VALUES ({marks})", values)
-            connection.execute(
+            connection.executemany(
+                f"INSERT OR REPLACE INTO lease ({COLUMNS}) VALUES ({marks})",
+                [_row(lease) for lease in leases],
+            )
+            connection.executemany(
                 "INSERT INTO lease_event (lease_id, at, state, reason) VALUES (?, ?, ?, ?)",
-                (lease.id, at.isoformat(), lease.state.value, lease.reason),
+                [(x.id, at.isoformat(), x.state.value, x.reason) for x in leases],
             )
 
     def replicas(self, scenario: str | None = None) -> list[Replica]:
@@ -90,83 +118,79 @@ class SqliteLeaseStore:
 
     @contextmanager
     def _connect(self) -> Iterator[sqlite3.Connection]:
+        """One transaction, on this thread's connection."""
+        connection = self._open()
+        try:
+            with connection:
+                yield connection
+        except sqlite3.DatabaseError as error:
+            self._forget()
+            raise self._unusable(error) from error
+
+    def _open(self) -> sqlite3.Connection:
+        """Opened once for each thread, and again where another file is in its place."""
+        known = getattr(self._of_thread, "opened", None)
+        if known is not None and self._inode() == known[1]:
+            opened: sqlite3.Connection = known[0]
+            return opened
+        self._forget()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             connection = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S)
         except (OSError, sqlite3.Error) as error:
             raise LeaseStoreError(f"cannot open the lease file {self.path}: {error}") from error
         try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.executescript(
-                """
-                CREATE TABLE IF NOT EXISTS lease (
-                    id TEXT PRIMARY KEY, domain TEXT NOT NULL, instance_type TEXT NOT NULL,
-                    node_class TEXT NOT NULL, market TEXT NOT NULL,
-                    price_usd_per_hour REAL NOT NULL, state TEXT NOT NULL,
-                    created_at TEXT NOT NULL, zone TEXT, instance_id TEXT, ready_at TEXT,
-                    ended_at TEXT, reason TEXT NOT NULL, scenario TEXT NOT NULL, replica TEXT);
-                CREATE TABLE IF NOT EXISTS lease_event (
-                    lease_id TEXT NOT NULL, at TEXT NOT NULL, state TEXT NOT NULL,
-                    reason TEXT NOT NULL);
-                CREATE TABLE IF NOT EXISTS replica (
-                    id TEXT PRIMARY KEY, scenario TEXT NOT NULL, template_id TEXT NOT NULL,
-                    domain TEXT NOT NULL, started_at TEXT NOT NULL, ended_at TEXT);
-                """
-            )
-            columns = {row[1] for row in connection.execute("PRAGMA table_info(lease)")}
-            if "replica" not in columns:  # a file of an earlier Coral
-                connection.execute("ALTER TABLE lease ADD COLUMN replica TEXT")
-            with connection:
-                yield connection
+            _prepare(connection)
         except sqlite3.DatabaseError as error:
-            raise LeaseStoreError(
-                f"the lease file {self.path} is damaged or locked ({error}); move it away to start "
-                "anew, or choose another home with --home"
-            ) from error
-        finally:
             connection.close()
+            raise self._unusable(error) from error
+        self._of_thread.opened = (connection, self._inode())
+        return connection
+
+    def _forget(self) -> None:
+        known = getattr(self._of_thread, "opened", None)
+        if known is not None:
+            known[0].close()
+            self._of_thread.opened = None
+
+    def _inode(self) -> int:
+        try:
+            return self.path.stat().st_ino
+        except OSError:
+            return 0
+
+    def _unusable(self, error: sqlite3.Error) -> LeaseStoreError:
+        return LeaseStoreError(
+            f"the lease file {self.path} is damaged or locked ({error}); move it away to start "
+            "anew, or choose another home with --home"
+        )
 
 
-def _lease(row: tuple[object, ...]) -> Lease:
-    (
-        key,
-        domain,
-        kind,
-        node,
-        market,
-        price,
-        state,
-        created,
-        zone,
-        instance,
-        ready,
-        ended,
-        why,
-        whose,
-        replica,
-    ) = row
-    return Lease(
-        id=str(key),
-        domain=str(domain),
-        instance_type=str(kind),
-        node_class=str(node),
-        market=Market(str(market)),
-        price_usd_per_hour=float(str(price)),
-        state=LeaseState(str(state)),
-        created_at=datetime.fromisoformat(str(created)),
-        zone=None if zone is None else str(zone),
-        instance_id=None if instance is None else str(instance),
-        ready_at=_time(ready),
-        ended_at=_time(ended),
-        reason=str(why),
-        scenario=str(whose),
-        replica=None if replica is None else str(replica),
-    )
+def _prepare(connection: sqlite3.Connection) -> None:
+    """Tables, and the columns that a file of an earlier Coral lacks."""
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.executescript(TABLES)
+    columns = {row[1] for row in connection.execute("PRAGMA table_info(lease)")}
+    for name in LATER.keys() - columns:
+        connection.execute(f"ALTER TABLE lease ADD COLUMN {name} {LATER[name]}")
+        if name == "fleet":
+            connection.execute("UPDATE lease SET fleet = 'local' WHERE instance_id LIKE 'local-%'")
+    connection.commit()
+
+
+def _row(lease: Lease) -> list[Any]:
+    """In the order of the columns."""
+    values = [getattr(lease, name) for name in NAMES]
+    return [value.isoformat() if isinstance(value, datetime) else value for value in values]
+
+
+def _lease(row: Sequence[Any]) -> Lease:
+    found = dict(zip(NAMES, row, strict=True))
+    for name in ("created_at", "ready_at", "ended_at", "requested_at", "drain_until"):
+        found[name] = None if found[name] is None else datetime.fromisoformat(found[name])
+    found["market"], found["state"] = Market(found["market"]), LeaseState(found["state"])
+    return Lease(**found)
 
 
 def _text(time: datetime | None) -> str | None:
     return None if time is None else time.isoformat()
-
-
-def _time(text: object) -> datetime | None:
-    return None if text is None else datetime.fromisoformat(str(text))

@@ -25,9 +25,10 @@ import psutil
 from executor.control import guard
 from executor.control.controller import DRAIN_S
 from executor.deployment import Deployment, read_deployment, write_deployment
-from executor.fleet import NoCapacityError
+from executor.fleet import Launched, NoCapacityError
 from executor.home import HomeFiles
 from executor.stage_plan import PORTS_PER_GROUP
+from planner.catch_up import Instance, InstanceState
 from planner.errors import InputError
 from planner.leases import Lease
 
@@ -66,12 +67,14 @@ class LocalFleet:
 
     home: Path
     nodes: Mapping[str, tuple[Cores, ...]] = field(default_factory=dict)
+    kind: str = "local"
+    drains: bool = True  # what is terminated finishes what it serves
 
     @property
     def files(self) -> HomeFiles:
         return HomeFiles(self.home)
 
-    def launch(self, lease: Lease, now: datetime) -> tuple[str, datetime]:
+    def launch(self, lease: Lease, now: datetime) -> Launched:
         """Start the lease's agent, if it does not run; it is ready at once.
 
         Raises NoControllerError: agents could connect to nobody. NoCapacityError: other leases have
@@ -80,7 +83,7 @@ class LocalFleet:
         found = self._agent(lease.id)
         if found is None:
             found = self._start(lease.id, self._free_slot(lease))
-        return f"{LOCAL_PREFIX}{found.pid}-{found.create_time()}-{lease.id}", now
+        return Launched(_instance_id(found.pid, found.create_time(), lease.id), now)
 
     def terminate(self, instance_id: str) -> None:
         """End an agent with all that it runs; one that is gone is quiet.
@@ -92,16 +95,33 @@ class LocalFleet:
         if found is None:
             return
         self._withdraw(instance_id.split("-", 3)[3])
-        if self.controller() is not None and _leaves(found):
+        if self.drains and self.controller() is not None and _leaves(found):
             return
         with contextlib.suppress(psutil.NoSuchProcess):
             found.terminate()
             if not _ends(found, END_S):
                 found.kill()
 
-    def is_gone(self, instance_id: str) -> bool:
-        """Whether its agent does not run."""
-        return _process(instance_id) is None
+    def instances(self, now: datetime) -> list[Instance]:
+        """The agents of this home, by their files; those that do not run are gone."""
+        found = []
+        for lease_id in self._lease_ids():
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                known = json.loads(self._file(lease_id).read_text())
+                lives = _alive(known["pid"], known["created"]) is not None
+                found.append(
+                    Instance(
+                        _instance_id(known["pid"], known["created"], lease_id),
+                        lease_id,
+                        InstanceState.RUNNING if lives else InstanceState.GONE,
+                        datetime.fromtimestamp(known["created"], now.tzinfo),
+                    )
+                )
+        return found
+
+    def elsewhere(self, lease: Lease) -> str | None:
+        """None: there is one machine."""
+        return None
 
     def clear(self) -> None:
         """Deploy nothing: every agent drains and leaves."""
@@ -213,6 +233,10 @@ class LocalFleet:
 
     def _file(self, lease_id: str) -> Path:
         return self.home / "agents" / lease_id / "agent.json"
+
+
+def _instance_id(pid: int, created: float, lease_id: str) -> str:
+    return f"{LOCAL_PREFIX}{pid}-{created}-{lease_id}"
 
 
 def _process(instance_id: str) -> psutil.Process | None:

@@ -41,7 +41,7 @@ class EngineSettings:
     """How vLLM is started, the same for all replicas of a workload."""
 
     command: tuple[str, ...]  # ('vllm',), or an interpreter with a launcher
-    model_path: str  # a folder or name that every node can read
+    model_path: str  # a folder or name that every node can read; with `weights` it fetches there
     served_name: str
     max_model_len: int  # tokens
     dtype: str = "auto"
@@ -54,6 +54,7 @@ class EngineSettings:
     kv_device: str = "cuda"  # 'cpu' on CPU nodes
     arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    weights: str = ""  # where the model was pushed to; '': it lies at model_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,7 @@ class ProcessPlan:
     argv: tuple[str, ...]
     environment: Mapping[str, str]
     api_url: str | None  # where it answers requests; None: headless
+    prepare: tuple[str, ...] = ()  # a command of Coral's that becomes `argv` when it is done
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,8 @@ class ReplicaPlan:
     def digest(self) -> str:
         """Equal for plans with equal processes."""
         parts = [
-            (p.name, p.lease_id, p.argv, sorted(p.environment.items())) for p in self.processes
+            (p.name, p.lease_id, p.argv, sorted(p.environment.items()), p.prepare)
+            for p in self.processes
         ]
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
@@ -162,8 +165,9 @@ def _process(
     host, head = hosts[rank], hosts[0]
     port = host.first_port + group * PORTS_PER_GROUP
     node = stages[rank].nodes[0]
+    model_path, prepare = _weights(stages[rank], settings)
     argv = [
-        *settings.command, "serve", settings.model_path,
+        *settings.command, "serve", model_path,
         "--served-model-name", settings.served_name,
         "--host", host.address, "--port", str(port),
         "--dtype", settings.dtype, "--max-model-len", str(settings.max_model_len),
@@ -198,7 +202,18 @@ def _process(
         argv=(*argv, *settings.arguments),
         environment=environment,
         api_url=None if headless else f"http://{host.address}:{port}",
+        prepare=prepare,
     )
+
+
+def _weights(stage: Stage, settings: EngineSettings) -> tuple[str, tuple[str, ...]]:
+    """The stage's own folder, and the fetch of its layers; the shared folder without."""
+    if not settings.weights:
+        return settings.model_path, ()
+    last = stage.first_layer + stage.layers - 1
+    folder = f"{settings.model_path}/layers-{stage.first_layer}-{last}"
+    layers = ("--first-layer", str(stage.first_layer), "--layers", str(stage.layers))
+    return folder, ("weights", "fetch", settings.weights, folder, *layers)
 
 
 def _limits(host: Host, settings: EngineSettings) -> list[str]:

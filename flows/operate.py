@@ -9,21 +9,24 @@ from prefect import flow
 from tasks.artifacts import publish_task
 from tasks.home import open_catalog
 from tasks.inputs import load_inputs
+from tasks.market.launches import remember_launches
 from tasks.opaque import opaque
 from tasks.operating import Round, operate_task
 from tasks.scenario_file import read_scenario
 
 
 @flow(name="operate", validate_parameters=False)
-def operate(scenario: str = "core", home: str | None = None) -> Round:
-    """Market snapshot and demand, allocate, apply to the simulated fleet.
+def operate(scenario: str = "core", home: str | None = None, draft: bool = False) -> Round:
+    """Market and demand, allocate, apply to the scenario's fleet.
 
-    Run again, it moves the fleet by the difference; with nothing changed it does nothing.
+    Run again, it moves the fleet by the difference; with nothing changed it does nothing. A draft
+    says what it would do.
     """
     catalog = open_catalog(home)
-    spec = read_scenario(scenario)
-    inputs = load_inputs(catalog, spec)
-    result = operate_task(catalog, opaque(spec), opaque(inputs), datetime.now(UTC))
+    spec, now = read_scenario(scenario), datetime.now(UTC)
+    remember_launches(catalog)
+    inputs = load_inputs(catalog, spec, now)
+    result = operate_task(catalog, opaque(spec), opaque(inputs), now, draft)
     if result.decision is not None:
         publish_task(inputs.scenario.name, opaque(result.decision), result.decision.report)
     catalog.publish(force=True)

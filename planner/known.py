@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from planner.availability import NOTHING_KNOWN, Evidence
 from planner.types import GpuSpec, InstanceType, Lengths, Market, ModelSpec
 
 
@@ -18,6 +19,7 @@ class MarketRow:
     node_class: str
     market: Market
     price_usd_per_hour: float
+    nodes: int | None = None  # that its source says there are
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +34,4 @@ class Known:
     histories: Mapping[str, tuple[float, Sequence[float], float]]  # as DemandHistory.of takes them
     prices: Sequence[MarketRow]
     stock: Mapping[tuple[str, str, str], int]  # (level, domain, instance type) -> nodes
+    evidence: Evidence = NOTHING_KNOWN  # of availability, beyond the assumed stock

@@ -5,6 +5,7 @@ Types and the pure reconciliation; stores and fleets live in `executor/`.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Protocol
 
+from planner.errors import CoralError
 from planner.types import Market, Offer
 
 LeaseKey = tuple[str, str, Market]  # domain, instance type, market
@@ -20,21 +22,54 @@ LeaseKey = tuple[str, str, Market]  # domain, instance type, market
 class LeaseState(StrEnum):
     """Where a lease stands."""
 
-    PLANNED = "planned"  # written down, nothing asked of the cloud yet
+    PLANNED = "planned"  # written down; the cloud may have been asked, its answer is not known
     LAUNCHING = "launching"  # the cloud took the request
+    RUNNING = "running"  # the instance runs, its node does not serve yet
     READY = "ready"
+    DRAINING = "draining"  # finishes what it has, gets nothing new
     TERMINATING = "terminating"
     TERMINATED = "terminated"  # the cloud confirmed it
-    FAILED = "failed"  # never came up
+    FAILED = "failed"  # the cloud made none
 
     @property
     def is_held(self) -> bool:
         """Whether the node counts as running for the next plan."""
-        return self in {LeaseState.PLANNED, LeaseState.LAUNCHING, LeaseState.READY}
+        return self in HELD
+
+    @property
+    def has_instance(self) -> bool:
+        """Whether the cloud made one and was not told to end it."""
+        return self in HELD - {LeaseState.PLANNED} or self is LeaseState.DRAINING
 
     @property
     def is_over(self) -> bool:
         return self in {LeaseState.TERMINATED, LeaseState.FAILED}
+
+
+COMING_UP = (LeaseState.PLANNED, LeaseState.LAUNCHING, LeaseState.RUNNING, LeaseState.READY)
+HELD = frozenset(COMING_UP)
+NEXT: Mapping[LeaseState, frozenset[LeaseState]] = {
+    LeaseState.PLANNED: frozenset(
+        {LeaseState.LAUNCHING, LeaseState.TERMINATING, LeaseState.FAILED}
+    ),
+    LeaseState.LAUNCHING: frozenset(
+        {LeaseState.RUNNING, LeaseState.READY, LeaseState.TERMINATING, LeaseState.TERMINATED}
+    ),
+    LeaseState.RUNNING: frozenset(
+        {LeaseState.READY, LeaseState.DRAINING, LeaseState.TERMINATING, LeaseState.TERMINATED}
+    ),
+    LeaseState.READY: frozenset(
+        {LeaseState.DRAINING, LeaseState.TERMINATING, LeaseState.TERMINATED}
+    ),
+    LeaseState.DRAINING: frozenset({LeaseState.TERMINATING, LeaseState.TERMINATED}),
+    LeaseState.TERMINATING: frozenset({LeaseState.TERMINATED}),
+    LeaseState.TERMINATED: frozenset(),
+    LeaseState.FAILED: frozenset(),
+}  # formulation, section 11
+
+
+class LeaseTransitionError(CoralError):
+    """A state that cannot follow the one before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +91,39 @@ class Lease:
     reason: str = ""
     scenario: str = ""  # whose plan it serves
     replica: str | None = None  # id of the replica that it is a node of
+    fleet: str = "simulated"  # the kind that has it
+    attempt: int = 0  # of its requests; each has a token of its own
+    requested_at: datetime | None = None  # the last time that the cloud was asked
+    drain_until: datetime | None = None  # a node that drains is ended then; None: now
 
     @property
     def key(self) -> LeaseKey:
         return (self.domain, self.instance_type, self.market)
 
+    @property
+    def token(self) -> str:
+        """Of its request: asking again gives the same instance (at most 64 characters)."""
+        text = f"{self.id}|{self.zone}|{self.market}|{self.attempt}"
+        return f"coral-{hashlib.sha256(text.encode()).hexdigest()[:40]}"
+
     def to(self, state: LeaseState, reason: str = "", **changes: object) -> Lease:
-        """The same lease in another state."""
+        """The same lease in another state.
+
+        Raises LeaseTransitionError: it cannot follow.
+        """
+        if state not in NEXT[self.state]:
+            raise LeaseTransitionError(f"lease {self.id} is {self.state}, it cannot be {state}")
         return replace(self, state=state, reason=reason, **changes)  # type: ignore[arg-type]
 
 
 class LeaseStore(Protocol):
-    """Where leases live; every save is one durable event."""
+    """Where leases live; every lease saved is one durable event."""
 
     def all(self) -> list[Lease]: ...
     def save(self, lease: Lease, at: datetime) -> None: ...
+    def save_all(self, leases: Sequence[Lease], at: datetime) -> None:
+        """All or none of them."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +148,8 @@ def reconcile(
 ) -> Actions:
     """The difference between a plan and the leases.
 
-    Of surplus nodes those go first that no replica has, then those that serve nothing yet, then the
-    youngest. Applying the actions and asking again gives no action.
+    Of surplus nodes those go first that no replica has, then those that are farthest from serving,
+    then the youngest. Applying the actions and asking again gives no action.
     """
     held = held_nodes(leases)
     launch: list[Offer] = []
@@ -108,7 +161,7 @@ def reconcile(
         mine = [lease for lease in leases if lease.key == key and lease.state.is_held]
         mine.sort(key=lambda lease: lease.id)
         mine.sort(key=lambda lease: lease.created_at, reverse=True)
-        mine.sort(key=lambda lease: lease.state is LeaseState.READY)
+        mine.sort(key=lambda lease: COMING_UP.index(lease.state))
         mine.sort(key=lambda lease: lease.replica is not None)
         surplus += mine[: max(0, held[key] - wanted.get(key, 0))]
     return Actions(tuple(launch), tuple(surplus))

@@ -6,7 +6,7 @@ A0 says (A3), and the running plan gives way only where the new one serves more 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 
 from planner.allocation.plan import Plan
@@ -84,6 +84,22 @@ def from_fleet(
             RunningReplicas(templates[key], domain, count)
             for (key, domain), count in sorted(replicas.items())
             if key in templates
+        ),
+    )
+
+
+def without_more(data: AllocationInput, scarce: Set[tuple[str, str]]) -> AllocationInput:
+    """The input with no nodes of these (domain, node class) but those that are held.
+
+    What did not come is not to be planned on again.
+    """
+    return replace(
+        data,
+        offers=tuple(
+            replace(offer, stock=data.held.get(node_key(offer), 0), stock_source="did not come")
+            if (offer.domain, offer.node_class) in scarce
+            else offer
+            for offer in data.offers
         ),
     )
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from planner.leases import Lease
+from planner.leases import Lease, LeaseState
 from planner.types import Combination
 
 ReplicaKey = tuple[str, str]  # template id, domain
@@ -75,6 +75,43 @@ def standing(
             nodes[replica.id, name] >= count for name, count in combinations[replica.template_id]
         )
     )
+
+
+def scattered(
+    replicas: Sequence[Replica],
+    combinations: Mapping[str, Combination],
+    leases: Sequence[Lease],
+    late: datetime,
+) -> Mapping[Replica, frozenset[str]]:
+    """Replicas that lack ready nodes, and did so before `late`, with the node classes that lack.
+
+    Of one that never had all the time since it started counts, of one that lost a node the time
+    since then. A replica comes together or not at all: what it has bills and serves nothing.
+    """
+    ready = Counter(
+        (lease.replica, lease.node_class) for lease in leases if lease.state is LeaseState.READY
+    )
+    lost: dict[str, datetime] = {}
+    for lease in leases:
+        if lease.replica is not None and _was_lost(lease) and lease.ended_at is not None:
+            lost[lease.replica] = max(lease.ended_at, lost.get(lease.replica, lease.ended_at))
+    found = {}
+    for replica in replicas:
+        since = max(replica.started_at, lost.get(replica.id, replica.started_at))
+        lacks = frozenset(
+            name
+            for name, count in combinations.get(replica.template_id, ())
+            if ready[replica.id, name] < count
+        )
+        if lacks and since < late:
+            found[replica] = lacks
+    return found
+
+
+def _was_lost(lease: Lease) -> bool:
+    """Over after it was ready; one that never came up does not count."""
+    ready, ended = lease.ready_at, lease.ended_at
+    return lease.state.is_over and ready is not None and ended is not None and ready <= ended
 
 
 def assign(

@@ -14,7 +14,8 @@ from planner.allocation.problem import AllocationSettings
 from planner.demand import DemandForecast, DemandHistory, forecast_demand
 from planner.engine import Engine
 from planner.errors import MarketError, ScenarioError, UnknownNameError
-from planner.known import Known, MarketRow
+from planner.known import Known
+from planner.offers import avoided_places_of, live_quotas, offers_to_rent, unpriced_classes
 from planner.placement.settings import PlacementSettings
 from planner.scenario import DemandSpec, ScenarioSpec, WorkloadSpec
 from planner.site import check_engines, with_site
@@ -44,6 +45,7 @@ class Scenario:
     stock_note: str  # said wherever the stock is used
     forecasts: Mapping[str, DemandForecast]  # by workload, before scales
     unpriced: tuple[str, ...]  # 'H100 x8 in aws:eu-west-1': rented elsewhere by the same cloud
+    avoided: str  # places where launches failed lately, in words
     engine: Engine = Engine.ANY
 
 
@@ -67,7 +69,10 @@ def resolve_scenario(spec: ScenarioSpec, known: Known) -> Scenario:
     _refuse_repeats("workload name", [w.name for w in workloads], where)
     if spec.fleet.is_local:
         check_engines(spec.fleet, workloads, where)
-    offers = (*_offers(spec, known), *_owned(spec, known, where))
+    rented = offers_to_rent(spec, known, known.evidence)
+    if not rented and known.evidence.avoided:  # to try again is better than to have nothing
+        rented = offers_to_rent(spec, known, replace(known.evidence, avoided={}))
+    offers = (*rented, *_owned(spec, known, where))
     if not offers:
         raise MarketError(
             f"{where}: no domain offers any of its node classes with stock at level "
@@ -79,6 +84,7 @@ def resolve_scenario(spec: ScenarioSpec, known: Known) -> Scenario:
             raise ScenarioError(f"{where}: the {quota.describe()} covers none of its offers")
     for domain in options.egress_usd_per_gib:
         _require_domain(domain, spec, f"allocation.egress of {where}")
+    options = replace(options, quotas=(*options.quotas, *live_quotas(known.evidence, offers)))
     return Scenario(
         name=spec.name,
         workloads=workloads,
@@ -91,10 +97,26 @@ def resolve_scenario(spec: ScenarioSpec, known: Known) -> Scenario:
             workload.name: _rules(item, workload.name, spec, where)
             for item, workload in zip(spec.workloads, workloads, strict=True)
         },
-        stock_note=spec.stock_note,
-        unpriced=_unpriced(spec, known),
+        stock_note=_stock_note(spec, known),
+        unpriced=unpriced_classes(spec, known),
+        avoided=avoided_places_of(spec, known),
         forecasts={workload.name: found for workload, found in resolved if found is not None},
         engine=spec.engine,
+    )
+
+
+def _stock_note(spec: ScenarioSpec, known: Known) -> str:
+    """What is said of the stock wherever it is used."""
+    taken_off = [
+        name
+        for name, found in (
+            ("placement scores", known.evidence.scores),
+            ("quotas", known.evidence.quotas),
+        )
+        if found
+    ]
+    return spec.stock_note + (
+        f", less what {' and '.join(taken_off)} take off" if taken_off else ""
     )
 
 
@@ -229,70 +251,6 @@ def _forecast(demand: DemandSpec, spec: ScenarioSpec, known: Known, place: str) 
         history = history.until(int(demand.until_hours * 60 / history.window_minutes))
     horizon = spec.allocation.startup_minutes + spec.operate.interval_minutes
     return forecast_demand(history, horizon, demand.quantile)
-
-
-def _offers(spec: ScenarioSpec, known: Known) -> tuple[Offer, ...]:
-    """The cheapest zone's price of every (domain, instance type, market) with stock."""
-    cheapest: dict[tuple[str, str, Market], MarketRow] = {}
-    for row in known.prices:
-        if not (math.isfinite(row.price_usd_per_hour) and row.price_usd_per_hour > 0):
-            raise MarketError(
-                f"{row.domain} {row.instance_type} {row.market}: price must be positive, "
-                f"got {row.price_usd_per_hour}; correct or remove that offer"
-            )
-        if (
-            row.domain in spec.domains
-            and row.market in spec.markets
-            and row.node_class in spec.node_classes
-        ):
-            key = (row.domain, row.instance_type, row.market)
-            found = cheapest.get(key)
-            if found is None or row.price_usd_per_hour < found.price_usd_per_hour:
-                cheapest[key] = row
-    kinds = {(kind.cloud, kind.name): kind for kind in known.instance_types}
-    assumed = {(domain, instance_type) for _, domain, instance_type in known.stock}
-    offers = []
-    for (domain, instance_type, market), row in sorted(cheapest.items()):
-        kind = kinds[domain.split(":")[0], instance_type]
-        if (domain, instance_type) in assumed or not spec.stock.unknown_gpus:
-            nodes = known.stock.get((spec.stock.level, domain, instance_type), 0)
-            stock, source = math.floor(nodes * spec.stock.factor), spec.stock_note
-        else:
-            nodes = max(1, spec.stock.unknown_gpus // kind.node.gpu_count)
-            stock = math.floor(nodes * spec.stock.factor)
-            source = f"stock unknown: assumed {stock} nodes"
-        if stock > 0:
-            offers.append(
-                Offer(
-                    domain=domain,
-                    instance_type=instance_type,
-                    node_class=row.node_class,
-                    market=market,
-                    price_usd_per_hour=row.price_usd_per_hour,
-                    stock=stock,
-                    stock_source=source,
-                    zone=row.zone,
-                    gpus=kind.node.gpu_count,
-                    vcpus=kind.vcpus,
-                )
-            )
-    return tuple(offers)
-
-
-def _unpriced(spec: ScenarioSpec, known: Known) -> tuple[str, ...]:
-    """Classes that a cloud rents in another of the scenario's domains, but has no price of here."""
-    priced = {
-        (row.domain, row.node_class)
-        for row in known.prices
-        if row.market in spec.markets and row.domain in spec.domains
-    }
-    clouds = {(domain.split(":")[0], name) for domain, name in priced}
-    return tuple(
-        f"{name} in {domain}"
-        for domain in spec.domains
-        for name in spec.node_classes
-        if (domain.split(":")[0], name) in clouds and (domain, name) not in priced
-    )
 
 
 def _quantile(values: Sequence[float], quantile: float) -> float:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from planner.allocation.options import AllocationOptions, Quota
-from planner.allocation.problem import AllocationSettings
+from planner.allocation.options import AllocationOptions, AllocationSettings, Quota
 from planner.engine import Engine
+from planner.market import MarketSpec
 from planner.placement.settings import PlacementSettings
 from planner.site import STOCK_NOTE, LocalSite
 from planner.strict import Strict
@@ -19,6 +19,7 @@ from planner.types import (
 )
 
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
+STOCK_LEVELS = ("ample", "limited", "scarce")
 LARGEST_BATCH = 4096  # requests of a micro-batch
 Sizes = Annotated[tuple[Annotated[int, Field(ge=1, le=LARGEST_BATCH)], ...], Field(min_length=1)]
 
@@ -193,9 +194,14 @@ class FleetSpec(LocalSite):
     """The fleet that a plan is applied to: a simulated one, or processes on this machine."""
 
     kind: Literal["simulated", "local"] = "simulated"
-    startup_minutes: PositiveFloat = 10.0  # simulated, as the next two
+    startup_minutes: PositiveFloat = 10.0  # simulated, as the next three
     failure_rate: float = Field(default=0.0, ge=0.0, le=1.0)
+    preemptions_per_hour: NonNegativeFloat = 0.0  # of a spot node
     seed: int = 0
+    max_usd_per_hour: PositiveFloat | None = None  # of all nodes, those that end included
+    max_nodes_per_domain: PositiveInt | None = None
+    max_launches_per_minute: PositiveInt | None = None
+    gang_minutes: PositiveFloat = 30.0  # for all nodes of a replica; then what came is given back
 
     @property
     def is_local(self) -> bool:
@@ -227,6 +233,7 @@ class ScenarioSpec(Strict):
     node_classes: Annotated[tuple[str, ...], Field(min_length=1)]
     domains: Annotated[tuple[str, ...], Field(min_length=1)]
     markets: Annotated[tuple[Market, ...], Field(min_length=1)] = (Market.ON_DEMAND,)
+    market: MarketSpec = MarketSpec()
     stock: StockSpec = StockSpec()
     owned: tuple[OwnedSpec, ...] = ()
     engine: Engine = Engine.ANY  # plan only with templates that it can run

@@ -58,6 +58,7 @@ class LocalEngineSpec(Strict):
     """How vLLM is started for one model."""
 
     path: str  # the model's folder; relative to Coral's home
+    weights: str = ""  # where it was pushed to: nodes fetch their layers from there
     python: str = ".venv-vllm/bin/python"  # of the environment that has vLLM
     dtype: str = "auto"
     max_model_len: PositiveInt

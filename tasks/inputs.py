@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cached_property
 
 import duckdb
@@ -12,7 +12,8 @@ import duckdb
 from catalog import reads
 from catalog.seed import import_seed
 from catalog.store import Catalog
-from planner.known import Known, MarketRow
+from planner.known import Known
+from planner.market import SNAPSHOT, MarketSpec
 from planner.perf.allreduce import AllReduce, LinkFit
 from planner.perf.grids import Line
 from planner.perf.model import PerformanceModel
@@ -23,7 +24,8 @@ from planner.placement.combinations import CombinationSet, enumerate_combination
 from planner.placement.profile import PhaseProblem, build_phase_problem
 from planner.resolve import Scenario, resolve_scenario
 from planner.scenario import ScenarioSpec
-from planner.types import Market, Phase, Provenance, Workload
+from planner.types import Phase, Provenance, Workload
+from tasks.market.state import FeedInUse, MarketState, read_state
 
 
 @dataclass(frozen=True)
@@ -49,21 +51,24 @@ class Inputs:
     phases: tuple[PhaseInputs, ...]
     performance: PerformanceModel
     offers_rejected: Mapping[str, int]  # by reason; key '' counts the accepted ones
-    prices_at: datetime  # when the latest prices were seen
+    prices_at: datetime  # when the oldest of the prices in use were last seen
+    feeds: tuple[FeedInUse, ...]  # the sources of prices
 
 
-def load_inputs(catalog: Catalog, spec: ScenarioSpec) -> Inputs:
+def load_inputs(catalog: Catalog, spec: ScenarioSpec, now: datetime | None = None) -> Inputs:
     """Seed the catalog where it is empty, read what the scenario needs and resolve it.
 
+    `now` is the time by which prices are stale and places are avoided (this moment).
     Raises an InputError that names what is unknown or missing.
     """
     with catalog.write() as connection:
         import_seed(connection)
     with catalog.read() as connection:
-        known = read_known(connection)
+        market = read_state(connection, spec.market, now or datetime.now(UTC), spec.domains)
+        known = read_known(connection, market)
         frames = reads.read_performance(connection)
-        rejected = reads.read_rejected(connection)
-        prices_at = reads.read_prices_at(connection)
+        shipped = spec.market.sources == (SNAPSHOT,)
+        judged = reads.read_rejected(connection) if shipped else market.judged
     scenario = resolve_scenario(spec, known)
     performance = performance_model(frames)
     placement = scenario.placement
@@ -77,11 +82,12 @@ def load_inputs(catalog: Catalog, spec: ScenarioSpec) -> Inputs:
         for workload in scenario.workloads
         for phase in Phase
     )
-    return Inputs(scenario, phases, performance, rejected, prices_at)
+    return Inputs(scenario, phases, performance, judged, market.prices_at, market.feeds)
 
 
-def read_known(connection: duckdb.DuckDBPyConnection) -> Known:
-    """What scenarios may name."""
+def read_known(connection: duckdb.DuckDBPyConnection, market: MarketState | None = None) -> Known:
+    """What scenarios may name; with the shipped prices where no market is given."""
+    state = market or read_state(connection, MarketSpec(), datetime.now(UTC))
     return Known(
         models=reads.read_models(connection),
         instance_types=reads.read_instance_types(connection),
@@ -92,11 +98,9 @@ def read_known(connection: duckdb.DuckDBPyConnection) -> Known:
             name: (minutes, rates, span)
             for name, minutes, rates, span in reads.read_demand_histories(connection)
         },
-        prices=[
-            MarketRow(domain, zone, name, node_class, Market(market), price)
-            for domain, zone, name, node_class, market, price in reads.read_prices(connection)
-        ],
+        prices=state.prices,
         stock=reads.read_stock(connection),
+        evidence=state.evidence,
     )
 
 

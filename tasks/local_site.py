@@ -84,6 +84,7 @@ def engine_specs(home: Path, site: LocalSite) -> Mapping[str, EngineSpec]:
             kv_device="cpu",
             arguments=engine.arguments,
             environment={**ENVIRONMENT, **engine.environment},
+            weights=engine.weights,
         )
         for name, engine in sorted(site.engines.items())
     }

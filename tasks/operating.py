@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -15,21 +15,37 @@ from prefect.cache_policies import NO_CACHE
 
 from catalog import reads
 from catalog.store import Catalog
-from executor.apply import Applied, apply_actions, settle
+from executor.apply import Applied, Caps, apply_actions, settle
+from executor.control.notices import SPOT
+from executor.draft import DraftFleet, DraftStore
+from executor.fleet import Fleet
+from executor.home import HomeFiles
 from executor.lease_store import SqliteLeaseStore
 from executor.local import LocalFleet
+from executor.notices_file import read_notices
+from executor.simulated import FILE as SIMULATED
 from executor.simulated import SimulatedFleet
 from planner.allocation.problem import AllocationInput, NodeKey, node_key
+from planner.catch_up import NOTICED
 from planner.errors import InputError, SolverStoppedError
-from planner.leases import Lease, held_nodes, reconcile
-from planner.replan import from_fleet, replan
-from planner.replicas import Replica, ReplicaChanges, ReplicaKey, assign, follow, standing
+from planner.leases import NEXT, Lease, LeaseState, LeaseStore, held_nodes, reconcile
+from planner.replan import from_fleet, replan, without_more
+from planner.replicas import (
+    Replica,
+    ReplicaChanges,
+    ReplicaKey,
+    assign,
+    follow,
+    scattered,
+    standing,
+)
 from planner.scenario import ScenarioSpec
 from planner.types import Market, Template
 from tasks.allocation import allocation_input, conclude, fingerprint, read_library
 from tasks.deploying import Wanted, deploy
 from tasks.inputs import Inputs
 from tasks.local_site import check_site, local_fleet
+from tasks.market.launches import remember_launches
 from tasks.report import Decision
 
 LOCK_PATIENCE_S = 5.0
@@ -37,6 +53,10 @@ LOCK_PATIENCE_S = 5.0
 
 class FleetBusyError(InputError):
     """Another command is moving the same fleet."""
+
+
+class FleetChangedError(InputError):
+    """The scenario names another fleet than the one that its nodes are of."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +70,7 @@ class Round:
     replicas: ReplicaChanges
     cost_usd_per_hour: float  # of the nodes held after it, at today's prices
     nodes: int
+    calls: tuple[str, ...] | None = None  # of a draft: what the fleet would be asked
 
 
 def lease_store(catalog: Catalog) -> SqliteLeaseStore:
@@ -66,29 +87,57 @@ def fleet_of(home: Path, spec: ScenarioSpec) -> SimulatedFleet | LocalFleet:
     if fleet.is_local:
         check_site(home, spec)
         return local_fleet(home, fleet)
-    return SimulatedFleet(fleet.startup_minutes, fleet.failure_rate, fleet.seed)
+    return SimulatedFleet(
+        fleet.startup_minutes, fleet.failure_rate, fleet.seed, fleet.preemptions_per_hour,
+        home / SIMULATED,
+    )  # fmt: skip
 
 
-def operate_once(catalog: Catalog, spec: ScenarioSpec, inputs: Inputs, now: datetime) -> Round:
+def caps_of(spec: ScenarioSpec) -> Caps:
+    """What no round of the scenario goes beyond."""
+    fleet = spec.fleet
+    return Caps(fleet.max_usd_per_hour, fleet.max_nodes_per_domain, fleet.max_launches_per_minute)
+
+
+def operate_once(
+    catalog: Catalog, spec: ScenarioSpec, inputs: Inputs, now: datetime, draft: bool = False
+) -> Round:
     """Settle leases, plan from where the fleet stands, apply the difference, record.
 
     With the same input as last time nothing is solved: nothing moves, or what is missing of the
     plan is launched again. A running plan gives way only where the new one serves more, or saves
     at least `operate.least_saving_share` after start-ups, drains and restarts are paid. Where no
-    plan is found before the deadline the last one stays.
+    plan is found before the deadline the last one stays. A draft plans, and says what the fleet
+    would be asked; it asks nothing and writes no lease.
     Raises FleetBusyError: another round, or `coral down`, is at work on this home.
     SolverStoppedError: no plan before the deadline, and none from before.
     """
     with fleet_lock(catalog):
-        store, fleet = lease_store(catalog), fleet_of(catalog.home, spec)
+        store: SqliteLeaseStore | DraftStore = lease_store(catalog)
+        fleet: Fleet = fleet_of(catalog.home, spec)
+        if draft:
+            store, fleet = DraftStore(lease_store(catalog)), DraftFleet(fleet)
         name = inputs.scenario.name
-        leases = settle(store, fleet, now, name)
+        _refuse_other_fleets(store, fleet, name)
+        settle(store, fleet, now)
+        leases = _heed_notices(store, catalog.home, _leases_of(store.all(), name), now)
         market = allocation_input(inputs, read_library(catalog, inputs))
-        allowed = [lease for lease in leases if _is_allowed(lease, spec)]
         combinations = {template.id: template.combination for template in market.templates}
+        since = now - timedelta(minutes=spec.fleet.gang_minutes)
+        late = scattered(store.replicas(name), combinations, leases, since)
+        scarce = {(replica.domain, lacks) for replica in late for lacks in late[replica]}
+        leases = _give_back(store, list(late), leases, now)
+        allowed = [lease for lease in leases if _is_allowed(lease, spec)]
         running = store.replicas(name)
         data = from_fleet(market, allowed, standing(running, combinations, allowed))
-        choice = _choose(catalog, spec, inputs, market, data, dict(held_nodes(leases)))
+        if scarce:
+            data = without_more(data, scarce)
+        mark = fingerprint(market)
+        last = _last_plan(catalog, name)
+        if last is not None and last.fingerprint == mark and not scarce:
+            choice = _same(last, held_nodes(leases))
+        else:
+            choice = _choose(catalog, spec, inputs, data, mark, last, applied=not draft)
         changes = follow(running, choice.replicas, name, now, lambda: uuid.uuid4().hex)
         gone = {replica.id for replica in changes.ended}
         freed = [
@@ -110,9 +159,60 @@ def operate_once(catalog: Catalog, spec: ScenarioSpec, inputs: Inputs, now: date
                 _deploy(catalog, fleet, spec, inputs, market.templates, present)
 
         actions = reconcile(wanted, offers, freed)
-        applied = apply_actions(store, fleet, actions, now, name, move)
+        applied = apply_actions(store, fleet, actions, now, name, move, caps_of(spec))
+        if not draft:
+            remember_launches(catalog)
         cost = _cost(data, held_nodes(_leases_of(store.all(), name)))
-        return Round(choice.decision, applied, choice.why, choice.stopped, made, *cost)
+        calls = tuple(fleet.calls) if isinstance(fleet, DraftFleet) else None
+        return Round(choice.decision, applied, choice.why, choice.stopped, made, *cost, calls)
+
+
+def _refuse_other_fleets(store: LeaseStore, fleet: Fleet, name: str) -> None:
+    """A fleet sees its own nodes only; those of another would run on, unseen."""
+    others = [
+        lease
+        for lease in _leases_of(store.all(), name)
+        if lease.fleet != fleet.kind and not lease.state.is_over
+    ]
+    if others:
+        raise FleetChangedError(
+            f"{len(others)} nodes of {name} run on a {others[0].fleet} fleet and the scenario now "
+            f"has a {fleet.kind} one; end them first with `coral down`"
+        )
+
+
+def _heed_notices(
+    store: LeaseStore, home: Path, leases: Sequence[Lease], now: datetime
+) -> list[Lease]:
+    """Nodes that their cloud is about to take drain until then, and are planned without."""
+    noticed = read_notices(HomeFiles(home).notices).nodes
+    found = []
+    for lease in leases:
+        notice = noticed.get(lease.id)
+        spot = notice is not None and notice.kind == SPOT
+        if spot and notice is not None and LeaseState.DRAINING in NEXT[lease.state]:
+            reason = f"{NOTICED} at {notice.at:%H:%M:%S} UTC"
+            lease = lease.to(LeaseState.DRAINING, reason, drain_until=notice.at)
+            store.save(lease, now)
+        found.append(lease)
+    return found
+
+
+def _give_back(
+    store: SqliteLeaseStore | DraftStore,
+    late: Sequence[Replica],
+    leases: Sequence[Lease],
+    now: datetime,
+) -> list[Lease]:
+    """End replicas that did not come together; their nodes are free for others, or leave."""
+    store.save_replicas([replace(replica, ended_at=now) for replica in late])
+    gone, kept = {replica.id for replica in late}, []
+    for lease in leases:
+        held = lease.state.is_held and lease.replica in gone
+        kept.append(replace(lease, replica=None) if held else lease)
+        if held:
+            store.save(kept[-1], now)
+    return kept
 
 
 @dataclass(frozen=True)
@@ -126,22 +226,31 @@ class _Choice:
     stopped: bool = False
 
 
+def _last_plan(catalog: Catalog, name: str) -> reads.StoredPlan | None:
+    with catalog.read() as connection:
+        return reads.read_latest_plan(connection, name)
+
+
+def _same(last: reads.StoredPlan, held: Mapping[NodeKey, int]) -> _Choice:
+    """The last plan, where nothing changed."""
+    back = "nothing changed but the fleet, which goes back to its plan"
+    why = "nothing changed" if last.nodes == held else back
+    return _Choice(None, last.nodes, last.replicas, why)
+
+
 def _choose(
     catalog: Catalog,
     spec: ScenarioSpec,
     inputs: Inputs,
-    market: AllocationInput,
     data: AllocationInput,
-    held: Mapping[NodeKey, int],
+    mark: str,
+    last: reads.StoredPlan | None,
+    *,
+    applied: bool,
 ) -> _Choice:
-    """The last plan where nothing changed or none is found in time; a new one otherwise."""
-    with catalog.read() as connection:
-        last = reads.read_latest_plan(connection, inputs.scenario.name)
-    nodes, replicas = (last.nodes, last.replicas) if last is not None else (held, {})
-    mark = fingerprint(market)
-    if last is not None and last.fingerprint == mark:
-        back = "nothing changed but the fleet, which goes back to its plan"
-        return _Choice(None, nodes, replicas, "nothing changed" if nodes == held else back)
+    """A new plan; the last one where none is found in time."""
+    nodes: Mapping[NodeKey, int] = last.nodes if last is not None else data.held
+    replicas: Mapping[ReplicaKey, int] = last.replicas if last is not None else {}
     try:
         found = replan(data, replicas, nodes, spec.operate.least_saving_share)
     except SolverStoppedError as error:
@@ -149,7 +258,7 @@ def _choose(
             raise
         return _Choice(None, nodes, replicas, f"{error}; the last plan stays", stopped=True)
     decision = conclude(
-        catalog, inputs, data, found.plan, found.homo_joint, mark=mark, applied=True
+        catalog, inputs, data, found.plan, found.homo_joint, mark=mark, applied=applied
     )
     return _Choice(decision, found.plan.node_counts, found.plan.replica_counts, found.why)
 

@@ -70,7 +70,10 @@ def write_report(
         cost_chart=_svg(_cost_figure(plan, decision.homo_joint)),
         template_chart=_svg(_template_figure(templates, _class_prices(inputs))),
         numbers=_numbers(inputs, plan),
-        assumptions=_assumptions(scenario.placement, scenario.stock_note),
+        assumptions=[
+            *_assumptions(scenario.placement, scenario.stock_note),
+            *_market_notes(inputs),
+        ],
         prices_at=inputs.prices_at.isoformat(timespec="minutes"),
         rejected={k: n for k, n in inputs.offers_rejected.items() if k},
         accepted=inputs.offers_rejected.get("", 0),
@@ -199,6 +202,13 @@ def _numbers(inputs: Inputs, plan: Plan) -> list[_Number]:
                     )
                 )
     return [_Number(*item) for item in sorted(found)]
+
+
+def _market_notes(inputs: Inputs) -> list[str]:
+    """What is not well with the sources of prices, and places that are avoided."""
+    notes = [f"{feed.note[0].upper()}{feed.note[1:]}." for feed in inputs.feeds if feed.note]
+    avoided = inputs.scenario.avoided
+    return [*notes, *([f"Avoided for now: {avoided}."] if avoided else [])]
 
 
 def _assumptions(settings: PlacementSettings, stock_note: str) -> list[str]:

@@ -48,7 +48,7 @@ def parse_scenario(content: object, where: str) -> ScenarioSpec:
     try:
         return ScenarioSpec.model_validate(content)
     except ValidationError as error:
-        raise ScenarioError(f"{where}: {_first_problem(error)}") from error
+        raise ScenarioError(f"{where}: {first_problem(error)}") from error
 
 
 def find_scenario(name: str) -> Path:
@@ -70,7 +70,8 @@ def example_folder() -> Path:
     return Path(str(resources.files("examples")))
 
 
-def _first_problem(error: ValidationError) -> str:
+def first_problem(error: ValidationError) -> str:
+    """What is wrong with a key, and the key that was probably meant."""
     problem = error.errors()[0]
     place = ".".join(str(part) for part in problem["loc"]) or "the file"
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""

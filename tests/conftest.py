@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from tasks.inputs import Inputs, load_inputs, performance_model, read_known
 from tasks.library import build_phase, share_templates
 from tasks.scenario_file import read_scenario
 from tasks.solving import Solvers
+from tests.support.aws_server import AwsServer
 
 
 @pytest.fixture(autouse=True)
@@ -71,3 +73,11 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> tuple[Catalog, Inputs]:
 @pytest.fixture(scope="session")
 def repository() -> Path:
     return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def aws() -> Iterator[AwsServer]:
+    """AWS on this machine with three regions on; clients of this process talk to it alone."""
+    regions = {"us-east-1", "us-west-2", "eu-central-1"}
+    with AwsServer(enabled=regions) as server, server.environment():
+        yield server

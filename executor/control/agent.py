@@ -19,6 +19,7 @@ import zmq
 
 from executor.control.keys import KeyPair
 from executor.control.messages import WireError, decode, decode_processes, encode
+from executor.control.notices import MetadataWatch
 from executor.control.supervisor import Supervisor
 
 REPORT_EVERY_S = 1.0
@@ -40,6 +41,7 @@ class AgentSettings:
     keys: KeyPair
     folder: Path  # logs
     first_lease_s: float = 120.0  # until the controller renews it
+    metadata: str | None = None  # where the cloud says that it will take the node
 
 
 class Agent:
@@ -52,6 +54,7 @@ class Agent:
         self.supervisor = Supervisor(settings.folder)
         self.expires_at = clock() + settings.first_lease_s
         self.why_ended = ""
+        self.notices = MetadataWatch(settings.metadata) if settings.metadata else None
         self._leaving = False
 
     def run(self) -> str:
@@ -59,6 +62,8 @@ class Agent:
         context = zmq.Context()
         socket = self._connect(context)
         last_report, last_heard = self.clock(), self.clock()
+        if self.notices is not None:
+            self.notices.start()
         try:
             while not self._ended():
                 if socket.poll(int(POLL_S * 1000)):
@@ -72,6 +77,8 @@ class Agent:
                     last_report = self.clock()
                     self._send(socket, self._report())
         finally:
+            if self.notices is not None:
+                self.notices.stop()
             self.supervisor.stop_all(END_GRACE_S)
             self._send(socket, self._report())
             socket.close(linger=500)
@@ -105,7 +112,9 @@ class Agent:
 
     def _report(self) -> bytes:
         reports = [asdict(report) for report in self.supervisor.watch()]
-        return encode("report", lease_id=self.settings.lease_id, processes=reports)
+        found = self.notices.latest if self.notices is not None else None
+        notice = {"kind": found.kind, "at": found.at.isoformat()} if found is not None else None
+        return encode("report", lease_id=self.settings.lease_id, processes=reports, notice=notice)
 
     def _send(self, socket: zmq.Socket[bytes], data: bytes) -> None:
         try:

@@ -23,10 +23,12 @@ from executor.control.messages import (
     ProcessState,
     WireError,
     decode,
+    decode_notice,
     decode_reports,
     encode,
     encode_processes,
 )
+from executor.control.notices import Notice
 from executor.stage_plan import ReplicaPlan
 
 RENEW_EVERY_S = 2.0
@@ -48,6 +50,7 @@ class Node:
     route: bytes | None = None  # the connection that came in by its key last
     seen_at: float | None = None
     reports: tuple[ProcessReport, ...] = ()
+    notice: Notice | None = None  # what its cloud said of its end
 
 
 @dataclass
@@ -171,6 +174,11 @@ class Controller:
             report.state is ProcessState.RUNNING for report in reports
         )
 
+    def notice_of(self, lease_id: str) -> Notice | None:
+        """What its cloud said of a node's end."""
+        node = self.nodes.get(lease_id)
+        return node.notice if node is not None else None
+
     def ask_log(self, replica_id: str, name: str, lines: int = 100) -> None:
         """Ask for a process's log; it comes into `logs`."""
         running = self.replicas.get(replica_id)
@@ -293,6 +301,7 @@ class Controller:
             match message["kind"]:
                 case "report":
                     node.reports = decode_reports(message.get("processes"))
+                    node.notice = decode_notice(message.get("notice"))
                 case "log":
                     place = (str(message.get("replica_id")), str(message.get("name")))
                     if place in self.logs:

@@ -1,6 +1,7 @@
 """What agents and the controller say to each other: JSON objects with a `kind`.
 
-From an agent: `hello` (it is there), `report` (its replicas' processes), `log` (lines asked for).
+From an agent: `hello` (it is there), `report` (its replicas' processes, and what the cloud said of
+the node's end), `log` (lines asked for).
 To an agent: `start`, `stop`, `log`, `renew` (the lease goes on for so long), `leave` (stop all and
 end).
 """
@@ -10,9 +11,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from executor.control.notices import REBALANCE, SPOT, Notice
 from executor.stage_plan import ProcessPlan
 from planner.errors import CoralError
 
@@ -83,6 +86,7 @@ def decode_processes(values: Any) -> tuple[ProcessPlan, ...]:
                 argv=tuple(map(str, value["argv"])),
                 environment={str(k): str(v) for k, v in value["environment"].items()},
                 api_url=value["api_url"],
+                prepare=tuple(map(str, value.get("prepare", ()))),
             )
             for value in values
         )
@@ -110,3 +114,19 @@ def decode_reports(values: Any) -> tuple[ProcessReport, ...]:
         )
     except (TypeError, KeyError, ValueError) as error:
         raise WireError(f"a process report that is not one: {error!r}") from error
+
+
+def decode_notice(value: Any) -> Notice | None:
+    """A notice from a JSON value.
+
+    Raises WireError: a field is missing or of another kind.
+    """
+    if value is None:
+        return None
+    try:
+        kind = str(value["kind"])
+        if kind not in {SPOT, REBALANCE}:
+            raise ValueError(kind)
+        return Notice(kind, datetime.fromisoformat(value["at"]))
+    except (TypeError, KeyError, ValueError) as error:
+        raise WireError(f"a notice that is not one: {error!r}") from error

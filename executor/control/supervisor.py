@@ -172,10 +172,13 @@ class Supervisor:
 
 def _spawn(plan: ProcessPlan, log: Path) -> subprocess.Popen[bytes]:
     environment = {**os.environ, **plan.environment}
+    argv = plan.argv
+    if plan.prepare:
+        argv = (sys.executable, "-m", "coral", *plan.prepare, "--", *plan.argv)
     with log.open("ab") as output:
         try:
             return subprocess.Popen(
-                plan.argv, env=environment, stdin=subprocess.DEVNULL, stdout=output,
+                argv, env=environment, stdin=subprocess.DEVNULL, stdout=output,
                 stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=die_with_parent,
             )  # fmt: skip
         except OSError as error:

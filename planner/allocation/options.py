@@ -1,4 +1,4 @@
-"""What an operator may ask of a plan beyond least cost (A7 to A11)."""
+"""What an operator may ask of a plan: settings of A0, and limits beyond least cost (A7 to A11)."""
 
 from __future__ import annotations
 
@@ -50,6 +50,19 @@ class AllocationOptions:
     budget_usd_per_hour: float | None = None
     egress_usd_per_gib: Mapping[str, float] = field(default_factory=dict)  # by domain
     bytes_per_token: float = 4.0  # of text on the wire
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationSettings:
+    """Horizon and costs of change of A0, and when the solver stops."""
+
+    horizon_hours: float = 1.0
+    startup_minutes: float = 10.0  # a new node is paid for, but serves nothing, for so long
+    drain_minutes: float = 2.0  # and so is one that is given back
+    restart_minutes: float = 5.0  # what the nodes of a replica that ends lose on loading another
+    relative_gap: float = 0.005
+    deadline_s: float = 60.0
+    solver: str = "columns"  # or 'full': the whole program in PuLP, the reference
 
 
 ANYWHERE = ServiceRules()

@@ -22,25 +22,13 @@ from planner.allocation.limits import (
     stock_limit,
 )
 from planner.allocation.options import ANYWHERE, AllocationOptions, ServiceRules
+from planner.allocation.options import AllocationSettings as AllocationSettings
 from planner.errors import MarketError, NoTemplateError
 from planner.types import DISAGGREGATED, Market, Offer, Phase, Template, Workload
 
 NodeKey = tuple[str, str, Market]  # domain, instance type, market
 StockKey = tuple[str, str, bool]  # domain, instance type, owned: what shares one stock (A2)
 LoadKey = tuple[str, int, str]  # workload, template index, domain
-
-
-@dataclass(frozen=True, slots=True)
-class AllocationSettings:
-    """Horizon and costs of change of A0, and when the solver stops."""
-
-    horizon_hours: float = 1.0
-    startup_minutes: float = 10.0  # a new node is paid for, but serves nothing, for so long
-    drain_minutes: float = 2.0  # and so is one that is given back
-    restart_minutes: float = 5.0  # what the nodes of a replica that ends lose on loading another
-    relative_gap: float = 0.005
-    deadline_s: float = 60.0
-    solver: str = "columns"  # or 'full': the whole program in PuLP, the reference
 
 
 @dataclass(frozen=True, slots=True)

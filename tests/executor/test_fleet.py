@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -11,10 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor.apply import apply_actions, end_all, settle
+from executor.apply import Caps, apply_actions, end_all, settle
+from executor.fleet import NoCapacityError
 from executor.lease_store import LeaseStoreError, SqliteLeaseStore
-from executor.simulated import NoCapacityError, SimulatedFleet
-from planner.leases import Lease, LeaseState, held_nodes, reconcile
+from executor.simulated import SimulatedFleet
+from planner.leases import (
+    NEXT,
+    Lease,
+    LeaseState,
+    LeaseTransitionError,
+    held_nodes,
+    reconcile,
+)
 from planner.types import Market
 from tests.builders import offer
 
@@ -51,6 +61,9 @@ class MemoryStore:
     def save(self, lease: Lease, at: datetime) -> None:
         self.leases[lease.id] = lease
 
+    def save_all(self, leases: Sequence[Lease], at: datetime) -> None:
+        self.leases.update({one.id: one for one in leases})
+
 
 @given(
     st.lists(st.tuples(st.sampled_from(list(LeaseState)), st.sampled_from(KEYS)), max_size=8),
@@ -85,15 +98,18 @@ def test_nodes_become_ready_after_their_own_delay_the_same_every_time() -> None:
     fleet = SimulatedFleet(startup_minutes=10.0)
     delays = []
     for number in range(200):
-        instance, ready_at = fleet.launch(lease(number, LeaseState.PLANNED), NOW)
-        assert fleet.launch(lease(number, LeaseState.PLANNED), NOW) == (instance, ready_at)
-        delays.append((ready_at - NOW).total_seconds() / 60)
+        launched = fleet.launch(lease(number, LeaseState.PLANNED), NOW)
+        assert fleet.launch(lease(number, LeaseState.PLANNED), NOW) == launched
+        assert launched.ready_at is not None
+        delays.append((launched.ready_at - NOW).total_seconds() / 60)
     assert 6.0 <= min(delays) < 7.0
     assert 13.0 < max(delays) <= 14.0
     store = MemoryStore()
     apply_actions(store, fleet, reconcile({KEYS[0]: 1}, OFFERS, []), NOW)
     assert [one.state for one in settle(store, fleet, NOW)] == [LeaseState.LAUNCHING]
     later = NOW + timedelta(minutes=15)
+    soon = NOW + timedelta(minutes=5)
+    assert [one.state for one in settle(store, fleet, soon)] == [LeaseState.RUNNING]
     assert [one.state for one in settle(store, fleet, later)] == [LeaseState.READY]
 
 
@@ -111,8 +127,93 @@ def test_failures_come_at_their_rate_and_leave_a_failed_lease() -> None:
 
 def test_what_an_interrupted_run_began_is_finished_by_the_next() -> None:
     store = MemoryStore([lease(1, LeaseState.PLANNED), lease(2, LeaseState.TERMINATING)])
-    states = {one.id: one.state for one in settle(store, SimulatedFleet(), NOW)}
-    assert states == {"lease-1": LeaseState.LAUNCHING, "lease-2": LeaseState.TERMINATED}
+    fleet = SimulatedFleet()
+    states = {one.id: one.state for one in settle(store, fleet, NOW)}
+    assert states == {"lease-1": LeaseState.PLANNED, "lease-2": LeaseState.TERMINATED}
+    apply_actions(store, fleet, reconcile({KEYS[0]: 1}, OFFERS, store.all()), NOW)
+    assert held_nodes(store.all()) == {KEYS[0]: 1}
+    assert store.leases["lease-1"].state is LeaseState.LAUNCHING
+
+
+@pytest.mark.parametrize("state", list(LeaseState))
+def test_only_the_states_that_may_follow_do(state: LeaseState) -> None:
+    for other in LeaseState:
+        if other in NEXT[state]:
+            assert lease(1, state).to(other).state is other
+        else:
+            with pytest.raises(LeaseTransitionError, match=f"is {state}, it cannot be {other}"):
+                lease(1, state).to(other)
+    assert state.is_over == (not NEXT[state])
+
+
+def test_a_token_is_of_lease_zone_market_and_attempt() -> None:
+    one = lease(1, LeaseState.PLANNED)
+    others = [
+        lease(2, LeaseState.PLANNED), replace(one, zone="z"), replace(one, attempt=1),
+        replace(one, market=Market.SPOT),
+    ]  # fmt: skip
+    assert len({one.token, *(other.token for other in others)}) == 5
+    assert one.to(LeaseState.LAUNCHING, instance_id="i").token == one.token
+    assert len(one.token) <= 64
+
+
+def test_a_preempted_spot_node_is_seen_gone() -> None:
+    fleet = SimulatedFleet(preemptions_per_hour=1.0)
+    spot = {("d1", "type-A x1", Market.SPOT): offer("d1", "A x1", 0.3, 9, market=Market.SPOT)}
+    store = MemoryStore()
+    wanted = dict.fromkeys(spot, 40)
+    apply_actions(store, fleet, reconcile(wanted, spot, []), NOW)
+    settle(store, fleet, NOW + timedelta(hours=1))
+    gone = [one for one in store.all() if one.state is LeaseState.TERMINATED]
+    assert 15 <= len(gone) <= 35  # 63% in the mean
+    assert {one.reason for one in gone} == {"its node is gone"}
+    assert len(reconcile(wanted, spot, store.all()).launch) == len(gone)
+
+
+def test_caps_hold_launches_back_and_let_leave_what_makes_room() -> None:
+    store, fleet = MemoryStore(), SimulatedFleet()
+    for caps, launched, why in (
+        (Caps(usd_per_hour=2.5), 2, "$3.00/h is over the cap of $2.50/h"),
+        (Caps(nodes_per_domain=3), 3, "3 nodes are in d1, its cap"),
+        (Caps(launches_per_minute=1), 1, "1 launches in a minute, the cap"),
+    ):
+        store, fleet = MemoryStore(), SimulatedFleet()
+        actions = reconcile({KEYS[0]: 4}, OFFERS, [])
+        found = apply_actions(store, fleet, actions, NOW, caps=caps)
+        assert (found.launched, found.held_back, found.failed) == (launched, 4 - launched, 0)
+        assert found.why == (why,)
+        assert len(store.all()) == launched  # nothing is written of what is held back
+    caps = Caps(usd_per_hour=2.0)
+    store = MemoryStore()
+    apply_actions(store, fleet, reconcile({KEYS[0]: 2}, OFFERS, []), NOW, caps=caps)
+    wanted, later = {KEYS[1]: 2}, NOW + timedelta(minutes=10)
+    first = apply_actions(
+        store, fleet, reconcile(wanted, OFFERS, settle(store, fleet, later)), later, caps=caps
+    )
+    assert (first.launched, first.held_back, first.terminated) == (0, 2, 2)
+    apply_actions(
+        store, fleet, reconcile(wanted, OFFERS, settle(store, fleet, later)), later, caps=caps
+    )
+    assert held_nodes(store.all()) == wanted
+
+
+def test_a_lease_file_of_an_earlier_coral_is_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "leases.sqlite"
+    with sqlite3.connect(path) as old:
+        old.executescript(
+            """
+            CREATE TABLE lease (
+                id TEXT PRIMARY KEY, domain TEXT NOT NULL, instance_type TEXT NOT NULL,
+                node_class TEXT NOT NULL, market TEXT NOT NULL,
+                price_usd_per_hour REAL NOT NULL, state TEXT NOT NULL,
+                created_at TEXT NOT NULL, zone TEXT, instance_id TEXT, ready_at TEXT,
+                ended_at TEXT, reason TEXT NOT NULL, scenario TEXT NOT NULL);
+            INSERT INTO lease VALUES ('a', 'd', 't', 'n', 'spot', 1.0, 'ready',
+                '2026-11-29T12:00:00+00:00', NULL, 'local-1-2-a', NULL, NULL, '', 's');
+            """
+        )
+    (found,) = SqliteLeaseStore(path).all()
+    assert (found.fleet, found.attempt, found.replica) == ("local", 0, None)
 
 
 def test_the_store_keeps_leases_and_every_change_as_an_event(tmp_path: Path) -> None:

@@ -6,21 +6,35 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from catalog.store import Catalog
+from executor.home import HomeFiles
+from executor.notices_file import NodeNotice, Notices, write_notices
 from planner.errors import SolverStoppedError
 from planner.leases import LeaseState, held_nodes
 from planner.scenario import ScenarioSpec
+from planner.types import Market
 from tasks.allocation import decide
+from tasks.fleet_view import end_fleet
 from tasks.inputs import load_inputs
 from tasks.library import build_phase, share_templates
-from tasks.operating import FleetBusyError, Round, fleet_lock, lease_store, operate_once
+from tasks.operating import (
+    FleetBusyError,
+    FleetChangedError,
+    Round,
+    fleet_lock,
+    fleet_of,
+    lease_store,
+    operate_once,
+)
 from tasks.scenario_file import read_scenario
 from tasks.solving import Solvers
+from tasks.watching import LOST, NOTICED, OVER, cause_of, wait_for_cause
 
 NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 
@@ -58,10 +72,10 @@ def reprice(catalog: Catalog, factor_by_type: dict[str, float], minutes: int = 1
     cases = " ".join(f"WHEN '{name}' THEN {factor}" for name, factor in factor_by_type.items())
     with catalog.write() as connection:
         connection.execute(
-            "INSERT INTO offer SELECT observed_at + to_minutes(?), source, cloud, domain, zone, "
-            "instance_type, gpu, gpu_count, market, "
-            f"price_usd_per_hour * CASE instance_type {cases} ELSE 1 END, rejected_because "
-            "FROM offer WHERE observed_at = (SELECT max(observed_at) FROM offer)",
+            "INSERT INTO offer BY NAME SELECT * REPLACE (observed_at + to_minutes(?) AS "
+            f"observed_at, price_usd_per_hour * CASE instance_type {cases} ELSE 1 END AS "
+            "price_usd_per_hour) FROM offer "
+            "WHERE observed_at = (SELECT max(observed_at) FROM offer)",
             [minutes],
         )
 
@@ -140,7 +154,7 @@ def test_a_lost_node_is_replaced(catalog: Catalog) -> None:
     run(catalog)
     store = lease_store(catalog)
     lost = store.all()[0]
-    store.save(lost.to(LeaseState.FAILED, "lost"), NOW)
+    store.save(lost.to(LeaseState.TERMINATED, "lost", ended_at=NOW), NOW)
     after = run(catalog, minutes=10)
     assert after.decision is None
     assert after.why == "nothing changed but the fleet, which goes back to its plan"
@@ -177,8 +191,9 @@ def test_a_fleet_that_the_market_no_longer_offers_goes_on(catalog: Catalog) -> N
     before = fleet(catalog)
     with catalog.write() as connection:  # a pull without the types that run
         connection.execute(
-            "INSERT INTO offer SELECT observed_at + to_minutes(1), * EXCLUDE (observed_at) "
-            "FROM offer WHERE instance_type NOT IN (SELECT unnest(?::TEXT[]))",
+            "INSERT INTO offer BY NAME "
+            "SELECT * REPLACE (observed_at + to_minutes(1) AS observed_at) FROM offer "
+            "WHERE instance_type NOT IN (SELECT unnest(?::TEXT[]))",
             [sorted({kind for _, kind, _ in before})],
         )
     after = run(catalog, minutes=10)
@@ -297,3 +312,97 @@ def test_a_reader_of_the_snapshot_meets_no_lock_during_many_rounds(catalog: Cata
     assert all(plans == 2 * decisions for decisions, plans, _ in seen)  # both plans or none
     assert all(without_services == 0 for *_, without_services in seen)
     assert [row[0] for row in seen] == sorted(row[0] for row in seen)
+
+
+def test_a_draft_says_what_it_would_do_and_does_nothing(catalog: Catalog) -> None:
+    inputs = load_inputs(catalog, spec())
+    draft = operate_once(catalog, spec(), inputs, NOW, draft=True)
+    assert draft.calls and all(call.startswith("launch ") for call in draft.calls)
+    assert lease_store(catalog).all() == []
+    assert lease_store(catalog).replicas() == []
+    done = run(catalog)
+    assert done.calls is None
+    assert done.applied.launched == len(draft.calls)
+    moved = spec(demand_scale=0.3)
+    less = operate_once(catalog, moved, load_inputs(catalog, moved), NOW, draft=True)
+    assert less.calls and any(call.startswith("terminate sim-") for call in less.calls)
+    assert fleet(catalog) == dict(held_nodes(lease_store(catalog).all()))
+    assert run(catalog, minutes=10).why == "nothing changed"  # a draft is no plan that is followed
+
+
+def test_a_cap_on_spend_is_never_passed(catalog: Catalog) -> None:
+    whole = run(catalog).cost_usd_per_hour
+    end_fleet(str(catalog.home))
+    capped = read_scenario("tiny").fleet.model_copy(update={"max_usd_per_hour": 0.6 * whole})
+    less = run(catalog, spec(fleet=capped), minutes=10)
+    assert less.applied.held_back > 0
+    assert less.cost_usd_per_hour <= 0.6 * whole
+    assert any("is over the cap of" in reason for reason in less.applied.why)
+
+
+def test_a_scenario_does_not_leave_its_nodes_on_another_fleet(catalog: Catalog) -> None:
+    run(catalog)
+    store = lease_store(catalog)
+    for lease in store.all():
+        store.save(replace(lease, fleet="elsewhere"), NOW)
+    with pytest.raises(FleetChangedError, match=r"run on a elsewhere fleet .* `coral down`"):
+        run(catalog, minutes=10)
+
+
+def test_a_replica_that_does_not_come_together_is_given_back(catalog: Catalog) -> None:
+    """Nodes that never come up are pending for ever: the replica ends, others are planned."""
+    slow = read_scenario("tiny").fleet.model_copy(update={"startup_minutes": 10_000.0})
+    waiting = spec(fleet=slow)
+    first = run(catalog, waiting)
+    started = {replica.id for replica in first.replicas.started}
+    run(catalog, waiting, minutes=10)
+    assert {r.id for r in lease_store(catalog).replicas()} == started
+    late = run(catalog, waiting, minutes=29)
+    assert not late.replicas.ended
+    run(catalog, waiting, minutes=31)
+    left = {r.id for r in lease_store(catalog).replicas()}
+    assert left.isdisjoint(started)
+
+
+def test_a_node_that_is_about_to_be_taken_drains_and_is_replaced(catalog: Catalog) -> None:
+    run(catalog)
+    run(catalog, minutes=20)  # all are ready
+    store = lease_store(catalog)
+    victim = next(lease for lease in store.all() if lease.state is LeaseState.READY)
+    taken_at = NOW + timedelta(minutes=32)
+    notice = Notices(nodes={victim.id: NodeNotice(kind="spot", at=taken_at)})
+    write_notices(HomeFiles(catalog.home).notices, notice)
+    assert cause_of(catalog, store, fleet_of(catalog.home, spec()), NOW) == NOTICED
+    after = run(catalog, minutes=30)
+    assert after.applied.launched == 1
+    states = {lease.id: lease for lease in store.all()}
+    assert states[victim.id].state is LeaseState.DRAINING
+    assert "its cloud takes it at" in states[victim.id].reason
+    assert cause_of(catalog, store, fleet_of(catalog.home, spec()), NOW) == ""
+    run(catalog, minutes=33)
+    assert {lease.id: lease.state for lease in store.all()}[victim.id] is LeaseState.TERMINATED
+
+
+def test_a_lost_node_begins_a_round_at_once(catalog: Catalog) -> None:
+    run(catalog)
+    now = NOW + timedelta(minutes=20)
+    run(catalog, minutes=20)
+    store, cloud = lease_store(catalog), fleet_of(catalog.home, spec())
+    assert cause_of(catalog, store, cloud, now) == ""
+    cloud.terminate(store.all()[0].instance_id or "")
+    assert cause_of(catalog, store, cloud, now) == LOST
+    waits: list[float] = []
+    why = wait_for_cause(catalog, spec(), 600.0, sleep=waits.append)
+    assert (why, waits) == (LOST, [15.0])
+    assert wait_for_cause(catalog, spec(name="other"), 0.0) == OVER
+
+
+def test_preempted_spot_nodes_are_replaced_round_by_round(catalog: Catalog) -> None:
+    taken = read_scenario("tiny").fleet.model_copy(update={"preemptions_per_hour": 0.5})
+    risky = spec(fleet=taken, markets=(Market.SPOT, Market.ON_DEMAND))
+    nodes = run(catalog, risky).nodes
+    for minutes in range(10, 120, 10):
+        found = run(catalog, risky, minutes=minutes)
+        assert found.nodes == nodes
+    gone = [x for x in lease_store(catalog).all() if x.reason == "its node is gone"]
+    assert gone and all(lease.market is Market.SPOT for lease in gone)

@@ -1,0 +1,168 @@
+"""The fleet under chaos, and how long a round of many nodes takes its controller.
+
+    python -m bench.fleet --json
+
+`schedules` runs of rounds against a simulated cloud with faults (bench/chaos.py), kills between any
+two steps included; `real_kills` controllers in processes of their own that get SIGKILL at a random
+moment, with leases and cloud in files; then both come to rest and are compared. `caught` are
+controllers with one mistake each (bench/chaos_bugs.py) that the same chaos finds. `round_s` are
+seconds of a controller that brings up so many nodes from nothing, looks at them when nothing is to
+be done, and ends them all, with leases in SQLite and a cloud that answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from bench.chaos import OFFERS, START, bring, run_schedule
+from bench.chaos_bugs import BUGS
+from executor.apply import apply_actions, end_all, settle
+from executor.fleet import Launched, TransientError
+from executor.lease_store import SqliteLeaseStore
+from executor.simulated import SimulatedFleet
+from planner.leases import Lease, held_nodes, reconcile
+
+MISTAKES = ("leaked", "double", "lost", "unconverged", "unwritten", "unconfirmed", "overspent",
+            "surplus")  # fmt: skip
+BUG_SCHEDULES = 400
+LONG = timedelta(seconds=200)
+
+
+class LossyFleet(SimulatedFleet):
+    """Sometimes does what it is asked and does not say so; waits a little, so that kills land."""
+
+    def launch(self, lease: Lease, now: datetime) -> Launched:
+        """As the protocol says."""
+        time.sleep(random.random() * 0.004)
+        found = super().launch(lease, now)
+        if random.random() < 0.2:
+            raise TransientError("the answer was lost")
+        return found
+
+
+def controller(folder: Path, seed: int) -> None:
+    """Rounds without end, with plans that change: the process that is killed."""
+    rng = random.Random(seed)
+    random.seed(seed)
+    store = SqliteLeaseStore(folder / "leases.sqlite")
+    fleet = LossyFleet(startup_minutes=5.0, failure_rate=0.1, seed=7, path=folder / "cloud.sqlite")
+    now = START + timedelta(hours=seed)
+    (folder / f"begun-{seed}").touch()
+    while True:
+        wanted = {key: rng.randrange(5) for key in OFFERS}
+        bring(store, fleet, wanted, now)
+        now += timedelta(seconds=rng.choice([5, 60, 300]))
+
+
+def kill_for_real(kills: int, folder: Path) -> dict[str, int]:
+    """Kill so many controllers that work on one home; what is wrong after a quiet end."""
+    rng = random.Random(1)
+    for number in range(kills):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "bench.fleet", "--controller", str(folder), str(number)]
+        )
+        ready = folder / "leases.sqlite"
+        before = ready.stat().st_mtime_ns if ready.exists() else 0
+        while process.poll() is None and (not ready.exists() or ready.stat().st_mtime_ns == before):
+            time.sleep(0.005)
+        time.sleep(rng.uniform(0.0, 0.8))
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    store = SqliteLeaseStore(folder / "leases.sqlite")
+    fleet = SimulatedFleet(startup_minutes=5.0, seed=7, path=folder / "cloud.sqlite")
+    now, wanted = START + timedelta(hours=kills + 1), dict.fromkeys(OFFERS, 2)
+    for _ in range(5):
+        bring(store, fleet, wanted, now)
+        now += LONG
+    leases = store.all()
+    held = {lease.id for lease in leases if lease.state.is_held}
+    alive = Counter(one.lease_id for one in fleet.instances(now) if one.state.lives)
+    return {
+        "leaked": sum(count for name, count in alive.items() if name not in held),
+        "double": sum(count > 1 for count in alive.values()),
+        "lost": sum(name not in alive for name in held),
+        "unconverged": int(held_nodes(leases) != wanted),
+        "leases": len(leases),
+    }
+
+
+def caught(bug: str) -> bool:
+    """Whether the chaos finds a mistake."""
+    with BUGS[bug]():
+        return any(sum(run_schedule(seed).found.values()) for seed in range(BUG_SCHEDULES))
+
+
+def rounds_of(nodes: int, folder: Path) -> dict[str, float]:
+    """Seconds of a round that launches all, of one that does nothing, of one that ends all."""
+    store, fleet = SqliteLeaseStore(folder / "many.sqlite"), SimulatedFleet()
+    now, wanted = START, {sorted(OFFERS)[0]: nodes}
+    found = {}
+    for name in ("launch", "nothing"):
+        began = time.perf_counter()
+        actions = reconcile(wanted, OFFERS, settle(store, fleet, now))
+        apply_actions(store, fleet, actions, now)
+        found[name] = round(time.perf_counter() - began, 3)
+        now += timedelta(hours=1)
+        settle(store, fleet, now)  # they come up
+    began = time.perf_counter()
+    end_all(store, fleet, store.all(), now)
+    found["end"] = round(time.perf_counter() - began, 3)
+    return found
+
+
+def main() -> None:
+    """Parse, run, print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--schedules", type=int, default=1000)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--nodes", type=int, default=500)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--controller", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.controller:
+        controller(Path(options.controller[0]), int(options.controller[1]))
+    started = datetime.now(UTC)
+    total: Counter[str] = Counter()
+    boundaries = kills = 0
+    for seed in range(options.schedules):
+        outcome = run_schedule(seed)
+        total.update(outcome.found)
+        boundaries, kills = boundaries + outcome.boundaries, kills + outcome.kills
+    with TemporaryDirectory() as folder:
+        real = kill_for_real(options.kills, Path(folder))
+        times = rounds_of(options.nodes, Path(folder))
+    found = {name: caught(name) for name in BUGS}
+    result: dict[str, Any] = {
+        "schedules": options.schedules,
+        **{name: total[name] for name in MISTAKES},
+        "crash_points": boundaries,
+        "kills": kills,
+        "real_kills": options.kills,
+        "after_real_kills": real,
+        "bugs": len(found),
+        "caught": sum(found.values()),
+        "uncaught": [name for name, seen in found.items() if not seen],
+        "nodes": options.nodes,
+        "round_s": times,
+        "seconds": round((datetime.now(UTC) - started).total_seconds(), 1),
+    }
+    if options.json:
+        print(json.dumps(result))
+        return
+    print("\n".join(f"{name}: {value}" for name, value in result.items()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""EC2's error codes, in one table: no capacity, ask again, or never."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+
+from executor.aws.errors import ThrottledError, UnreachableError, explain
+from executor.fleet import FatalError, NoCapacityError, TransientError
+from planner.errors import CoralError
+
+NO_CAPACITY = frozenset({
+    "InsufficientInstanceCapacity", "InsufficientHostCapacity", "InsufficientCapacity",
+    "InsufficientReservedInstanceCapacity", "MaxSpotInstanceCountExceeded", "SpotMaxPriceTooLow",
+    "VcpuLimitExceeded", "InstanceLimitExceeded", "UnfulfillableCapacity", "Unsupported",
+    "InsufficientFreeAddressesInSubnet", "MaxFleetCountExceeded", "ReservationCapacityExceeded",
+})  # fmt: skip
+TRANSIENT = frozenset({
+    "RequestLimitExceeded", "Throttling", "ThrottlingException", "InternalError", "Unavailable",
+    "ServiceUnavailable", "InternalFailure", "RequestTimeout", "EC2ThrottledException",
+    "InvalidInstanceID.NotFound",  # of an instance that is not listed yet
+})  # fmt: skip
+
+
+@contextmanager
+def raised_by(action: str, region: str, quiet: Sequence[str] = ()) -> Iterator[None]:
+    """Raise what goes wrong inside as one of the three errors that fleets have."""
+    try:
+        yield
+    except (NoCapacityError, TransientError, FatalError):
+        raise
+    except CoralError as error:
+        raise FatalError(str(error)) from error
+    except Exception as error:
+        code = code_of(error)
+        if code in quiet:
+            return
+        if code in NO_CAPACITY:
+            raise NoCapacityError(f"no capacity in {region}: {message_of(error)}") from error
+        if code in TRANSIENT:
+            raise TransientError(f"{action} in {region}: {message_of(error)}") from error
+        known = explain(error, action, region, datetime.now(UTC))
+        if isinstance(known, ThrottledError | UnreachableError):
+            raise TransientError(str(known)) from error
+        raise FatalError(str(known)) from error
+
+
+def code_of(error: Exception) -> str:
+    """'' where it is no answer of AWS."""
+    response = getattr(error, "response", None) or {}
+    return str(response.get("Error", {}).get("Code", ""))
+
+
+def message_of(error: Exception) -> str:
+    """Code and sentence."""
+    response = getattr(error, "response", None) or {}
+    return f"{code_of(error)}: {response.get('Error', {}).get('Message', error)}"

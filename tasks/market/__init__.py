@@ -1,0 +1,1 @@
+"""The market: what clouds ask and have, now and before."""

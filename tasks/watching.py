@@ -1,0 +1,61 @@
+"""Between two rounds: wait, and wake early where the fleet lost something."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from catalog.store import Catalog
+from executor.fleet import Fleet, TransientError
+from executor.home import HomeFiles
+from executor.lease_store import SqliteLeaseStore
+from executor.notices_file import read_notices
+from planner.catch_up import Patience, Record, catch_up
+from planner.leases import LeaseState
+from planner.scenario import ScenarioSpec
+from tasks.operating import fleet_of, lease_store
+
+LOOK_EVERY_S = 15.0  # a spot notice leaves two minutes
+OVER = "the interval is over"
+LOST, NOTICED = "a node is lost", "a node is to be taken"
+
+
+def wait_for_cause(
+    catalog: Catalog,
+    spec: ScenarioSpec,
+    seconds: float,
+    look_every_s: float = LOOK_EVERY_S,
+    sleep: Callable[[float], None] = time.sleep,
+) -> str:
+    """Wait for the next round; why it is to begin."""
+    store, fleet = lease_store(catalog), fleet_of(catalog.home, spec)
+    ends = time.monotonic() + seconds
+    while (left := ends - time.monotonic()) > 0:
+        sleep(min(look_every_s, left))
+        cause = cause_of(catalog, store, fleet, datetime.now(UTC))
+        if cause:
+            return cause
+    return OVER
+
+
+def cause_of(catalog: Catalog, store: SqliteLeaseStore, fleet: Fleet, now: datetime) -> str:
+    """What asks for a round at once; '' where nothing does."""
+    try:
+        instances = fleet.instances(now)
+    except TransientError:
+        return ""
+    leases = [lease for lease in store.all() if lease.fleet == fleet.kind]
+    for step in catch_up(leases, instances, now, Patience()):
+        if isinstance(step, Record) and step.lease.state in {
+            LeaseState.TERMINATED,
+            LeaseState.TERMINATING,
+        }:
+            before = next(lease for lease in leases if lease.id == step.lease.id)
+            if before.state.is_held:
+                return LOST
+    noticed = read_notices(HomeFiles(catalog.home).notices).nodes
+    held = {lease.id for lease in leases if lease.state.is_held}
+    if any(one.kind == "spot" and name in held for name, one in noticed.items()):
+        return NOTICED
+    return ""

@@ -1,0 +1,292 @@
+"""The AWS fleet over HTTP against the local server: launches, zones, tags, ends, errors, chaos."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import boto3
+import pytest
+
+from bench.chaos import Findings, KillableFleet, KillableStore, Killed, MemoryStore
+from executor.apply import REFUSED, apply_actions, end_all, settle
+from executor.aws.clients import AwsClients
+from executor.aws.fleet import FLEET_TAG, LEASE_TAG, AwsFleet, region_of
+from executor.aws.launch_errors import NO_CAPACITY, TRANSIENT
+from executor.aws.regions import RegionSettings
+from executor.fleet import FatalError, Launched, NoCapacityError, TransientError
+from planner.catch_up import InstanceState
+from planner.leases import Lease, LeaseKey, LeaseState, held_nodes, reconcile
+from planner.types import Market, Offer
+from tests.support.aws_server import AwsServer
+
+NOW = datetime.now(UTC)
+TYPE = "g6.xlarge"
+EAST, WEST = "us-east-1", "us-west-2"
+SPOT = (f"aws:{EAST}", TYPE, Market.SPOT)
+WESTERN = (f"aws:{WEST}", TYPE, Market.ON_DEMAND)
+ZONES = {"use1-az1": "", "use1-az2": ""}
+
+
+def offer(key: LeaseKey, zone: str | None = None) -> Offer:
+    return Offer(
+        domain=key[0], instance_type=key[1], node_class="L4 x1", market=key[2],
+        price_usd_per_hour=0.3, stock=9, stock_source="a test", zone=zone, gpus=1, vcpus=4,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def server() -> Iterator[AwsServer]:
+    with AwsServer() as found, found.environment():
+        yield found
+        for name in (EAST, WEST):  # moto's instances outlive its server
+            ec2 = boto3.client("ec2", region_name=name)
+            rows = ec2.describe_instances()["Reservations"]
+            mine = [one["InstanceId"] for row in rows for one in row["Instances"]]
+            if mine:
+                ec2.terminate_instances(InstanceIds=mine)
+
+
+@pytest.fixture
+def fleet(server: AwsServer, request: pytest.FixtureRequest) -> AwsFleet:
+    ec2 = boto3.client("ec2", region_name=EAST)
+    image = ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
+    zones = {SPOT: ["use1-az1", "use1-az2"]}
+    name = f"f{abs(hash(request.node.name)) % 10**8}"
+    return AwsFleet(
+        AwsClients(), name, (EAST, WEST), RegionSettings(image, root_gib=30), zones,
+        user_data=lambda lease: f"#!/bin/sh\n# {lease.id}\n",
+    )  # fmt: skip
+
+
+def lease(name: str = "a", key: LeaseKey = SPOT, zone: str | None = "use1-az1") -> Lease:
+    made = offer(key, zone)
+    return Lease(
+        name, made.domain, made.instance_type, made.node_class, made.market, 0.3,
+        LeaseState.PLANNED, NOW, zone=zone, fleet="aws", requested_at=NOW,
+    )  # fmt: skip
+
+
+def alive(fleet: AwsFleet) -> list[str]:
+    return [one.lease_id for one in fleet.instances(NOW) if one.state.lives]
+
+
+def described(instance_id: str, region: str = EAST) -> dict[str, Any]:
+    ec2 = boto3.client("ec2", region_name=region)
+    found = ec2.describe_instances(InstanceIds=[instance_id])
+    return found["Reservations"][0]["Instances"][0]
+
+
+def test_a_token_is_one_instance_with_the_leases_tags(server: AwsServer, fleet: AwsFleet) -> None:
+    first = fleet.launch(lease(), NOW)
+    again = fleet.launch(lease(), NOW + timedelta(minutes=5))
+    assert again == first
+    (one,) = fleet.instances(NOW)
+    assert (one.id, one.lease_id, one.state) == (first.instance_id, "a", InstanceState.RUNNING)
+    found = described(one.id)
+    tags = {tag["Key"]: tag["Value"] for tag in found["Tags"]}
+    assert (tags[FLEET_TAG], tags[LEASE_TAG]) == (fleet.fleet_id, "a")
+    assert found["InstanceType"] == TYPE
+    (asked,) = {
+        (c.parameters["InstanceMarketOptions.MarketType"], c.parameters["ClientToken"])
+        for c in server.calls
+        if c.action == "RunInstances"
+    }
+    assert asked == ("spot", lease().token)
+    fleet.terminate(one.id)
+    fleet.terminate(one.id)
+    assert alive(fleet) == []
+
+
+def test_a_region_is_prepared_once_and_admits_the_fleet_alone(
+    server: AwsServer, fleet: AwsFleet
+) -> None:
+    fleet.launch(lease("a"), NOW)
+    fleet.launch(lease("b"), NOW)
+    assert server.actions()["ec2:CreateLaunchTemplate"] == 1
+    again = replace(fleet)  # another controller of the same home
+    again.launch(lease("c"), NOW)
+    ec2 = boto3.client("ec2", region_name=EAST)
+    name = f"coral-{fleet.fleet_id}"
+    (group,) = ec2.describe_security_groups(GroupNames=[name])["SecurityGroups"]
+    (rule,) = group["IpPermissions"]
+    assert [pair["GroupId"] for pair in rule["UserIdGroupPairs"]] == [group["GroupId"]]
+    assert not rule["IpRanges"]
+    templates = ec2.describe_launch_templates()["LaunchTemplates"]
+    (template,) = [t for t in templates if t["LaunchTemplateName"].startswith(name)]
+    versions = ec2.describe_launch_template_versions(LaunchTemplateId=template["LaunchTemplateId"])
+    data = versions["LaunchTemplateVersions"][0]["LaunchTemplateData"]
+    assert data["MetadataOptions"]["HttpTokens"] == "required"
+    assert data["InstanceInitiatedShutdownBehavior"] == "terminate"
+    (volume,) = data["BlockDeviceMappings"]
+    assert (volume["Ebs"]["VolumeSize"], volume["Ebs"]["DeleteOnTermination"]) == (30, True)
+
+
+def test_without_capacity_the_next_zone_is_asked_with_another_token(
+    server: AwsServer, fleet: AwsFleet
+) -> None:
+    store = MemoryStore()
+    names = {z["ZoneId"]: z["ZoneName"] for z in boto3.client("ec2", region_name=EAST)
+             .describe_availability_zones()["AvailabilityZones"]}  # fmt: skip
+    server.capacity[TYPE, names["use1-az1"]] = 0
+    offers = {SPOT: offer(SPOT, "use1-az1")}
+    found = apply_actions(store, fleet, reconcile({SPOT: 1}, offers, []), NOW)
+    assert (found.launched, found.failed) == (1, 0)
+    (one,) = store.all()
+    assert (one.zone, one.attempt, one.state) == ("use1-az2", 1, LeaseState.LAUNCHING)
+    zone = described(one.instance_id or "")["Placement"]["AvailabilityZone"]
+    assert zone == names["use1-az2"]
+    server.capacity[TYPE, names["use1-az2"]] = 0
+    more = apply_actions(store, fleet, reconcile({SPOT: 2}, offers, store.all()), NOW)
+    assert more.failed == 1
+    assert "InsufficientInstanceCapacity" in more.why[0]
+    assert Counter(x.state for x in store.all())[LeaseState.FAILED] == 1
+    sent = server.actions()["ec2:RunInstances"]
+    assert sent == 4  # each zone once: the client does not repeat what has no capacity
+
+
+@pytest.mark.parametrize("code", sorted(NO_CAPACITY))
+def test_codes_of_no_capacity(server: AwsServer, fleet: AwsFleet, code: str) -> None:
+    server.fail("RunInstances", code, status=500)
+    with pytest.raises(NoCapacityError, match=code):
+        fleet.launch(lease(), NOW)
+
+
+@pytest.mark.parametrize("code", sorted(TRANSIENT))
+def test_codes_that_are_asked_again(server: AwsServer, fleet: AwsFleet, code: str) -> None:
+    server.fail("RunInstances", code, status=503, times=1)
+    with pytest.raises(TransientError, match=code):
+        fleet.launch(lease(), NOW)
+    fleet.launch(lease(), NOW)
+    assert alive(fleet) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("UnauthorizedOperation", "ec2:RunInstances"),
+        ("InvalidAMIID.NotFound", "InvalidAMIID.NotFound"),
+        ("ExpiredToken", "have expired"),
+    ],
+)
+def test_what_will_never_work_is_refused_at_once(
+    server: AwsServer, fleet: AwsFleet, code: str, message: str
+) -> None:
+    store, offers = MemoryStore(), {SPOT: offer(SPOT)}
+    server.fail("RunInstances", code)
+    found = apply_actions(store, fleet, reconcile({SPOT: 1}, offers, []), NOW)
+    assert found.failed == 1
+    (one,) = store.all()
+    assert one.state is LeaseState.FAILED
+    assert one.reason.startswith(REFUSED) and message in one.reason
+    assert server.actions()["ec2:RunInstances"] == 1
+
+
+def test_places_that_the_fleet_does_not_have_are_named(fleet: AwsFleet) -> None:
+    with pytest.raises(FatalError, match=r"has no region eu-west-1; add it to fleet\.regions"):
+        fleet.launch(lease(key=("aws:eu-west-1", TYPE, Market.SPOT), zone=None), NOW)
+    with pytest.raises(FatalError, match="no zone use1-az99 for this account, but use1-az"):
+        fleet.launch(lease(zone="use1-az99"), NOW)
+    with pytest.raises(FatalError, match="domain gcp:us-central1 is not of AWS"):
+        region_of("gcp:us-central1")
+
+
+def test_a_region_that_does_not_answer_leaves_leases_as_they_are(
+    server: AwsServer, fleet: AwsFleet
+) -> None:
+    store, offers = MemoryStore(), {SPOT: offer(SPOT), WESTERN: offer(WESTERN)}
+    apply_actions(store, fleet, reconcile({SPOT: 1, WESTERN: 1}, offers, []), NOW)
+    settle(store, fleet, NOW)
+    fault = server.fail("DescribeInstances", "RequestLimitExceeded", region=WEST, status=503)
+    with pytest.raises(TransientError, match=f"in {WEST}"):
+        settle(store, fleet, NOW + timedelta(minutes=10))
+    assert {x.state for x in store.all()} == {LeaseState.RUNNING}
+    server.faults.remove(fault)
+    assert len(settle(store, fleet, NOW + timedelta(minutes=10))) == 2
+
+
+def test_instances_that_users_stop_or_end_by_hand_are_seen(fleet: AwsFleet) -> None:
+    store, offers = MemoryStore(), {WESTERN: offer(WESTERN)}
+    apply_actions(store, fleet, reconcile({WESTERN: 2}, offers, []), NOW)
+    settle(store, fleet, NOW)
+    first, second = [x.instance_id or "" for x in store.all()]
+    ec2 = boto3.client("ec2", region_name=WEST)
+    ec2.terminate_instances(InstanceIds=[first])
+    ec2.stop_instances(InstanceIds=[second])
+    settle(store, fleet, NOW + timedelta(minutes=5))
+    assert {x.state for x in store.all()} == {LeaseState.TERMINATED}
+    assert alive(fleet) == []  # the stopped one would have billed its volume for ever
+
+
+def test_orphans_are_swept_and_down_ends_everything(fleet: AwsFleet) -> None:
+    fleet.launch(lease("nobody"), NOW)
+    store, offers = MemoryStore(), {WESTERN: offer(WESTERN)}
+    apply_actions(store, fleet, reconcile({WESTERN: 2}, offers, []), NOW)
+    later = datetime.now(UTC) + timedelta(minutes=2)  # by the cloud's clock
+    settle(store, fleet, later)
+    assert "nobody" not in alive(fleet)
+    assert end_all(store, fleet, store.all(), later) == 2
+    settle(store, fleet, later)
+    assert {x.state for x in store.all()} == {LeaseState.TERMINATED}
+    assert alive(fleet) == []
+
+
+class BadLine:
+    """Answers are lost, calls throttled."""
+
+    kind = "aws"
+
+    def __init__(self, fleet: AwsFleet, rng: random.Random) -> None:
+        self.fleet, self.rng, self.bad = fleet, rng, True
+
+    def launch(self, lease: Lease, now: datetime) -> Launched:
+        found = self.fleet.launch(lease, now)
+        self._perhaps(0.3)
+        return found
+
+    def terminate(self, instance_id: str) -> None:
+        self.fleet.terminate(instance_id)
+        self._perhaps(0.2)
+
+    def instances(self, now: datetime) -> Any:
+        self._perhaps(0.1)
+        return self.fleet.instances(now)
+
+    def elsewhere(self, lease: Lease) -> str | None:
+        return self.fleet.elsewhere(lease)
+
+    def _perhaps(self, share: float) -> None:
+        if self.bad and self.rng.random() < share:
+            raise TransientError("the answer was lost")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_kills_and_lost_answers_leak_nothing(server: AwsServer, fleet: AwsFleet, seed: int) -> None:
+    rng, memory = random.Random(seed), MemoryStore()
+    line, store = BadLine(fleet, rng), KillableStore(memory, Findings())
+    killable = KillableFleet(line, store)
+    offers = {SPOT: offer(SPOT, "use1-az1"), WESTERN: offer(WESTERN)}
+    wanted: dict[LeaseKey, int] = {}
+    now = NOW
+    for _ in range(6):
+        now += timedelta(seconds=rng.choice([5, 90, 300]))
+        wanted = {key: rng.randrange(3) for key in offers}
+        store.left = rng.randrange(12) if rng.random() < 0.6 else None
+        try:
+            leases = settle(store, killable, now)
+            apply_actions(store, killable, reconcile(wanted, offers, leases), now)
+        except (Killed, TransientError):
+            pass
+        store.left = None
+    line.bad = False
+    for _ in range(4):
+        now += timedelta(seconds=200)
+        leases = settle(memory, line, now)
+        apply_actions(memory, line, reconcile(wanted, offers, leases), now)
+    assert held_nodes(memory.all()) == Counter({k: n for k, n in wanted.items() if n})
+    held = {x.id for x in memory.all() if x.state.is_held}
+    assert sorted(alive(fleet)) == sorted(held)
