@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import random
-import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "executor" / "vllm_pipeline"))
-
 from coral_vllm_pipeline import PipelineError
 from coral_vllm_pipeline.layout import Layout, Node, Stage, read_layout
 from coral_vllm_pipeline.pools import Pools
 from coral_vllm_pipeline.splitting import merge_outputs, split_step
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 
 def node(port: int = 7000, tp: int = 1, **more: object) -> Node:
@@ -41,7 +37,7 @@ def test_a_layout_comes_back_from_its_file(tmp_path: Path) -> None:
         ("127.0.0.1", (Stage(4, (node(),)),), "two stages at least"),
         ("127.0.0.1", (Stage(4, (node(),)), Stage(0, (node(),))), "stage 1 has no layers"),
         ("127.0.0.1", (Stage(4, (node(),)), Stage(1, ())), "or no nodes"),
-        ("127.0.0.1", (Stage(4, (node(tp=10),)), Stage(1, (node(),))), "parallel size 10"),
+        ("127.0.0.1", (Stage(4, (node(tp=11),)), Stage(1, (node(),))), "parallel size 11"),
         ("10.0.0.1", (Stage(4, (node(),)), Stage(1, (node(),))), "needs keys"),
     ],
 )

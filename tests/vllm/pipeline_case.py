@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--layout", type=Path)
     parser.add_argument("--prompts", type=int, default=24)
-    parser.add_argument("--max-tokens", type=int, default=24)
+    parser.add_argument("--max-tokens", type=int, default=40)
     parser.add_argument("--kv-bytes", type=int, default=64 * 2**20)
     options = parser.parse_args()
     from coral_vllm_pipeline.version import answer_for_vllm
@@ -46,27 +46,29 @@ def main() -> None:
                 nodes.append(subprocess.Popen(command))
         more = engine_options(len(layout.stages))
     try:
-        print(json.dumps(generate(options, more)), file=options.out.open("w"))
+        options.out.write_text(json.dumps(generate(options, more)))
     finally:
         for node in nodes:
             node.terminate()
 
 
-def generate(options: argparse.Namespace, more: dict[str, object]) -> list[list[int]]:
-    """Tokens of every prompt."""
+def generate(options: argparse.Namespace, more: dict[str, object]) -> dict[str, object]:
+    """Tokens of every prompt, and how often a request was preempted."""
     from vllm import LLM, SamplingParams
 
     engine = LLM(
-        model=options.model, dtype="float32", enforce_eager=True, max_model_len=256,
+        model=options.model, dtype="float32", enforce_eager=True, max_model_len=128,
         kv_cache_memory_bytes=options.kv_bytes, max_num_seqs=32, max_num_batched_tokens=64,
-        enable_prefix_caching=False, disable_log_stats=True, seed=0, **more,
+        block_size=32, enable_prefix_caching=False, disable_log_stats=False, seed=0, **more,
     )  # fmt: skip
     prompts = [
-        {"prompt_token_ids": [(7 * k + 13 * n + n * n) % 500 + 1 for n in range(8 + 5 * k % 90)]}
+        {"prompt_token_ids": [(7 * k + 13 * n + n * n) % 500 + 1 for n in range(8 + 5 * k % 60)]}
         for k in range(options.prompts)
     ]
     settings = SamplingParams(temperature=0.0, max_tokens=options.max_tokens, ignore_eos=True)
-    return [list(one.outputs[0].token_ids) for one in engine.generate(prompts, settings)]
+    tokens = [list(one.outputs[0].token_ids) for one in engine.generate(prompts, settings)]
+    preempted = [one.value for one in engine.get_metrics() if one.name == "vllm:num_preemptions"]
+    return {"tokens": tokens, "preemptions": sum(preempted)}
 
 
 if __name__ == "__main__":

@@ -83,9 +83,21 @@ class PipelineExecutor(Executor):
     # Set-up: one worker for every stage, as vLLM expects of a pipeline.
 
     def get_kv_cache_specs(self) -> list[Any]:
-        """Of every stage, those of its first node: all nodes of a stage have the same layers."""
+        """Of every stage its layers, all of one kind: the engine counts blocks, nodes have bytes.
+
+        Tensor parallel sizes give nodes different heads; what each really has is put right in
+        `initialize_from_config`. Raises PipelineError: layers of several kinds.
+        """
         self.specs = self._call("get_kv_cache_spec")
-        return [self.specs[identity(s, 0, 0)] for s in range(len(self.layout.stages))]
+        kinds = {(type(x), x.block_size) for own in self.specs.values() for x in own.values()}
+        if len(kinds) != 1:
+            raise PipelineError("models whose layers have several kinds of KV are not split yet")
+        shown = next(iter(self.specs[identity(0, 0, 0)].values()))
+        self.shown = [
+            dict.fromkeys(self.specs[identity(s, 0, 0)], shown)
+            for s in range(len(self.layout.stages))
+        ]
+        return self.shown
 
     def get_supported_kv_cache_layouts(self) -> list[Any]:
         """Of every worker."""
@@ -118,8 +130,8 @@ class PipelineExecutor(Executor):
             )
         _shared.append(Shared(pools, any(len(stage.nodes) > 1 for stage in self.layout.stages)))
         return [
-            pools.common * self._block_bytes(identity(s, 0, 0))
-            for s in range(len(self.layout.stages))
+            pools.common * sum(spec.page_size_bytes for spec in stage.values())
+            for stage in self.shown
         ]
 
     def initialize_from_config(self, kv_cache_configs: list[Any]) -> None:
@@ -342,14 +354,10 @@ def _of_node(config: Any, stage: Any, own: dict[str, Any], blocks: int, tp: int)
     """A node's KV configuration: the stage's, with the node's own specs and number of blocks."""
     from vllm.v1.core import kv_cache_utils as utils
 
-    groups = []
-    for group in stage.kv_cache_groups:
-        specs = [own[name] for name in group.layer_names]
-        if any(spec != specs[0] for spec in specs) or type(specs[0]) is not type(
-            group.kv_cache_spec
-        ):
-            raise PipelineError("models whose layers have several kinds of KV are not split yet")
-        groups.append(dataclasses.replace(group, kv_cache_spec=specs[0]))
+    groups = [
+        dataclasses.replace(group, kv_cache_spec=own[group.layer_names[0]])
+        for group in stage.kv_cache_groups
+    ]
     room = blocks * utils._pool_bytes_per_block(config, groups)
     found = utils.get_kv_cache_config_from_groups(config, groups, room)
     found.kv_tp_replicas = utils.kv_cache_groups_tp_replicas(groups, tp, 1)

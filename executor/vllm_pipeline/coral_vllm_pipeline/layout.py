@@ -10,7 +10,7 @@ from typing import Any
 from . import PipelineError
 
 ENVIRONMENT = "CORAL_PIPELINE_LAYOUT"  # path of the layout's file
-PORTS_PER_NODE = 10  # the node's own torch.distributed, and a port per worker for hidden states
+PORTS_PER_NODE = 10  # one per worker, for hidden states
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,9 @@ class Node:
     kv_bytes: int = 0  # of each of its GPUs; 0: the engine's --kv-cache-memory-bytes
     cores: tuple[str, ...] = ()  # CPU nodes: of every worker, '0-3'
 
-    @property
-    def rendezvous(self) -> str:
-        """Of the node's own workers."""
-        return f"tcp://127.0.0.1:{self.port}"
-
     def hidden(self, rank: int) -> str:
         """Where a worker takes hidden states."""
-        return f"tcp://{self.host}:{self.port + 1 + rank}"
+        return f"tcp://{self.host}:{self.port + rank}"
 
 
 @dataclass(frozen=True)
@@ -59,7 +54,7 @@ class Layout:
             if stage.layers < 1 or not stage.nodes:
                 raise PipelineError(f"stage {number} has no layers or no nodes")
             for node in stage.nodes:
-                if not 1 <= node.tensor_parallel_size < PORTS_PER_NODE:
+                if not 1 <= node.tensor_parallel_size <= PORTS_PER_NODE:
                     raise PipelineError(
                         f"stage {number}: tensor parallel size {node.tensor_parallel_size}"
                     )

@@ -6,13 +6,19 @@ started it sees that.
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import multiprocessing.connection
 import os
+import signal
 import sys
+import tempfile
+import uuid
 from pathlib import Path
 
 from .layout import Layout, read_layout
+
+PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
@@ -26,9 +32,11 @@ def run(layout: Layout, stage: int, number: int) -> int:
     """Until one of the workers ends; its exit code."""
     node = layout.stages[stage].nodes[number]
     context = multiprocessing.get_context("spawn")
+    # New with every start: vLLM names shared memory after it, and a killed one leaves it behind.
+    world = f"file://{tempfile.gettempdir()}/coral-world-{uuid.uuid4().hex}"
     workers = []
     for rank in range(node.tensor_parallel_size):
-        worker = context.Process(target=work, args=(layout, stage, number, rank))
+        worker = context.Process(target=work, args=(layout, (stage, number, rank), world))
         _bind(node.cores[rank] if node.cores else "")
         worker.start()
         workers.append(worker)
@@ -40,15 +48,14 @@ def run(layout: Layout, stage: int, number: int) -> int:
     return codes[0] if codes else 1
 
 
-def work(layout: Layout, stage: int, number: int, rank: int) -> None:
-    """One worker's process."""
-    node = layout.stages[stage].nodes[number]
-    if not node.cores:
-        first = int(os.environ.get("CORAL_FIRST_GPU", "0"))
-        os.environ.setdefault("LOCAL_RANK", str(first + rank))
+def work(layout: Layout, place: tuple[int, int, int], world: str) -> None:
+    """One worker's process; it ends with the one that started it, however that ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if multiprocessing.parent_process() is None:
+        return
     from .worker import PipelineWorker
 
-    PipelineWorker(layout, stage, number, rank).run()
+    PipelineWorker(layout, place, world).run()
 
 
 def _bind(cores: str) -> None:

@@ -40,8 +40,9 @@ class Place:
 class PipelineWorker:
     """Does what the head says, until it is gone."""
 
-    def __init__(self, layout: Layout, stage: int, node: int, rank: int) -> None:
-        self.layout, self.stage, self.node, self.rank = layout, stage, node, rank
+    def __init__(self, layout: Layout, place: tuple[int, int, int], world: str) -> None:
+        stage, node, rank = place
+        self.layout, self.stage, self.rank, self.world = layout, stage, rank, world
         self.name = identity(stage, node, rank)
         self.mine = layout.stages[stage].nodes[node]
         self.is_last = stage == len(layout.stages) - 1
@@ -85,7 +86,7 @@ class PipelineWorker:
                     "vllm_config": mine,
                     "local_rank": self.rank,
                     "rank": self.rank,
-                    "distributed_init_method": self.mine.rendezvous,
+                    "distributed_init_method": self.world,
                     "is_driver_worker": self.rank == 0,
                     "shared_worker_lock": threading.Lock(),
                 }
