@@ -13,12 +13,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-
-PACKAGE = Path(__file__).parents[2] / "executor" / "vllm_pipeline"
 from coral_vllm_pipeline.layout import Layout, Node, Stage
 
 from .conftest import VENV
 
+PACKAGE = Path(__file__).parents[2] / "executor" / "vllm_pipeline"
 PYTHON = str(VENV / "bin" / "python")
 CASE = Path(__file__).with_name("pipeline_case.py")
 ENVIRONMENT = {

@@ -53,7 +53,7 @@ def pools_of() -> Shared:
     return _shared[-1]
 
 
-class PipelineExecutor(Executor):
+class PipelineExecutor(Executor):  # type: ignore[misc]
     """Workers on nodes, by the layout that CORAL_PIPELINE_LAYOUT names."""
 
     supports_pp = True

@@ -10,7 +10,7 @@ from . import PipelineError
 from .executor import pools_of
 
 
-class PipelineScheduler(Scheduler):
+class PipelineScheduler(Scheduler):  # type: ignore[misc]
     """A request without room on its nodes waits or is preempted, as vLLM does with its pool."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:

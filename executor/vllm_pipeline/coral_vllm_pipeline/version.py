@@ -36,11 +36,11 @@ def answer_for_vllm() -> str:
     """
     found = require_vllm()
 
-    def version(name: str) -> str:
+    def version(distribution_name: str) -> str:
         try:
-            return _version(name)
+            return _version(distribution_name)
         except importlib.metadata.PackageNotFoundError:
-            if name != "vllm":
+            if distribution_name != "vllm":
                 raise
             return f"{found}+cpu"
 
