@@ -1,0 +1,55 @@
+"""vLLM's server over a pipeline.
+
+    python -m coral_vllm_pipeline.serve LAYOUT MODEL [options of vllm serve]
+
+The head answers requests and schedules; it holds no layers.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from .layout import ENVIRONMENT, read_layout
+from .version import answer_for_vllm
+
+
+def engine_options(stages: int) -> dict[str, Any]:
+    """What makes an engine a pipeline's."""
+    from .executor import PipelineExecutor
+    from .scheduler import PipelineScheduler
+
+    return {
+        "pipeline_parallel_size": stages,
+        "tensor_parallel_size": 1,
+        "distributed_executor_backend": PipelineExecutor,
+        "scheduler_cls": PipelineScheduler,
+        "async_scheduling": False,
+    }
+
+
+def main() -> None:
+    """The server."""
+    layout = Path(sys.argv[1]).absolute()
+    stages = len(read_layout(layout).stages)
+    os.environ[ENVIRONMENT] = str(layout)
+    os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
+    answer_for_vllm()
+    from vllm.entrypoints.cli.serve import ServeSubcommand
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = FlexibleArgumentParser(prog="vllm serve")
+    subparsers = parser.add_subparsers()
+    command = ServeSubcommand()
+    command.subparser_init(subparsers)
+    options = parser.parse_args(["serve", *sys.argv[2:]])
+    for name, value in engine_options(stages).items():
+        setattr(options, name, value)
+    command.validate(options)
+    command.cmd(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Pipelines over unequal nodes with real vLLM on CPUs: equal to one process, token for token."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from coral_vllm_pipeline.layout import Layout, Node, Stage
+
+from .conftest import VENV
+
+PACKAGE = Path(__file__).parents[2] / "executor" / "vllm_pipeline"
+PYTHON = str(VENV / "bin" / "python")
+CASE = Path(__file__).with_name("pipeline_case.py")
+ENVIRONMENT = {
+    **os.environ, "PYTHONPATH": str(PACKAGE), "HF_HUB_OFFLINE": "1", "VLLM_HOST_IP": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": "lo", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+}  # fmt: skip
+BLOCK = 32 * 2**10  # bytes of one block of one of the tiny model's layers, on one rank
+READY_S = 600.0
+
+
+def ports(count: int) -> list[int]:
+    """Free ones, ten apart."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        first = free.getsockname()[1] % 20000 + 30000
+    return [first + 20 * number for number in range(count)]
+
+
+def node(port: int, tp: int = 1, core: int = 0, **more: object) -> Node:
+    cores = tuple(str((core + rank) % 2) for rank in range(tp))
+    return Node("127.0.0.1", port, tp, cores=cores, **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """What one process of plain vLLM says."""
+    return run_case(tiny_model, tmp_path_factory.mktemp("plain"), None)
+
+
+def run_case(model: Path, folder: Path, layout: Layout | None) -> dict:
+    command = [PYTHON, str(CASE), str(model), str(folder / "out.json")]
+    if layout is not None:
+        layout.write(folder / "layout.json")
+        command += ["--layout", str(folder / "layout.json")]
+    with (folder / "log").open("w") as log:
+        done = subprocess.run(command, env=ENVIRONMENT, stdout=log, stderr=log, timeout=800)
+    assert done.returncode == 0, (folder / "log").read_text()[-3000:]
+    return json.loads((folder / "out.json").read_text())
+
+
+def crossing() -> Layout:
+    """{TP1, TP2} -> {TP1, TP1}, with so little KV that requests are preempted."""
+    p = ports(5)
+    first = Stage(3, (node(p[1], kv_bytes=3 * BLOCK * 12),
+                      node(p[2], tp=2, weight=2.0, kv_bytes=3 * BLOCK // 2 * 14)))  # fmt: skip
+    second = Stage(1, (node(p[3], core=1, kv_bytes=BLOCK * 11), node(p[4], kv_bytes=BLOCK * 13)))
+    return Layout("127.0.0.1", p[0], (first, second))
+
+
+def three() -> Layout:
+    p = ports(4)
+    stages = tuple(Stage(n, (node(p[k + 1], core=k),)) for k, n in enumerate((1, 2, 1)))
+    return Layout("127.0.0.1", p[0], stages)
+
+
+@pytest.mark.parametrize(("layout", "preempts"), [(crossing, True), (three, False)])
+def test_equal_to_one_process_token_for_token(
+    tiny_model: Path, tmp_path: Path, plain: dict, layout: object, preempts: bool
+) -> None:
+    found = run_case(tiny_model, tmp_path, layout())  # type: ignore[operator]
+    assert len(found["tokens"]) == 24
+    assert found["tokens"] == plain["tokens"]
+    assert (found["preemptions"] > 0) == preempts
+    assert plain["preemptions"] == 0
+
+
+@pytest.fixture
+def server(tiny_model: Path, tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
+    """A server over 3 and 1 layers, as nodes and a head are started."""
+    p = ports(4)
+    layout = Layout("127.0.0.1", p[0], (Stage(3, (node(p[1]),)), Stage(1, (node(p[2], core=1),))))
+    path = tmp_path / "layout.json"
+    layout.write(path)
+    started = []
+    for s in range(2):
+        words = [PYTHON, "-m", "coral_vllm_pipeline.node", str(path), str(s), "0"]
+        started.append(subprocess.Popen(words, env=ENVIRONMENT, start_new_session=True))
+    words = [
+        PYTHON, "-m", "coral_vllm_pipeline.serve", str(path), str(tiny_model),
+        "--host", "127.0.0.1", "--port", str(p[3]), "--dtype", "float32",
+        "--max-model-len", "128", "--kv-cache-memory-bytes", str(2**24), "--block-size", "32",
+        "--served-model-name", "tiny", "--no-enable-prefix-caching",
+    ]  # fmt: skip
+    with (tmp_path / "server.log").open("w") as log:
+        started.append(
+            subprocess.Popen(words, env=ENVIRONMENT, stdout=log, stderr=log, start_new_session=True)
+        )
+    url, ends = f"http://127.0.0.1:{p[3]}", time.monotonic() + READY_S
+    while time.monotonic() < ends:
+        assert started[-1].poll() is None, (tmp_path / "server.log").read_text()[-3000:]
+        try:
+            if httpx.get(f"{url}/health", trust_env=False).status_code == 200:
+                break
+        except httpx.HTTPError:
+            time.sleep(0.5)
+    yield url, started
+    for process in started:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def test_a_lost_node_fails_its_requests_at_once(
+    server: tuple[str, list[subprocess.Popen[bytes]]],
+) -> None:
+    url, started = server
+    asked = {"model": "tiny", "prompt": "the reef", "max_tokens": 100, "ignore_eos": True,
+             "temperature": 0.0}  # fmt: skip
+    whole = httpx.post(f"{url}/v1/completions", json=asked, timeout=120, trust_env=False).json()
+    assert whole["usage"]["completion_tokens"] == 100
+    text, ended = "", 0.0
+    with httpx.stream(
+        "POST", f"{url}/v1/completions", json={**asked, "stream": True}, timeout=120,
+        trust_env=False,
+    ) as answer:  # fmt: skip
+        try:
+            for line in answer.iter_lines():
+                text += line
+                if "data: {" in line and not ended:
+                    os.killpg(started[1].pid, signal.SIGKILL)
+                    ended = time.monotonic()
+        except httpx.HTTPError as error:
+            text += f"error: {error}"
+    assert time.monotonic() - ended < 2.0
+    assert "error" in text
