@@ -15,7 +15,6 @@ from pathlib import Path
 
 import duckdb
 from filelock import FileLock, Timeout
-from tenacity import RetryError, Retrying, retry_if_exception, stop_after_delay, wait_random
 
 from catalog.errors import DatabaseError, DatabaseLockedError, QueryError
 from catalog.migrations import migrate
@@ -149,6 +148,9 @@ class Catalog:
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
         """Connect, waiting out a foreign process (a DuckDB shell) that has the file open."""
+        # Not at the top: readers of the snapshot never wait, and asyncio comes with it.
+        from tenacity import RetryError, Retrying, retry_if_exception, stop_after_delay, wait_random
+
         try:
             for attempt in Retrying(
                 retry=retry_if_exception(_is_lock),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import duckdb
 import polars as pl
@@ -35,13 +37,13 @@ MATCHES = (
 
 def read_now(
     connection: duckdb.DuckDBPyConnection, wanted: Filter, prices: str = "price_now"
-) -> pl.DataFrame:
+) -> list[dict[str, Any]]:
     """Prices in force, the cheapest GPU first.
 
     `prices` is the view of prices in force, or a table with its rows.
     Where no source is named: of each domain and market those of the source seen last.
     """
-    return frame_of(
+    return _rows(
         connection,
         "SELECT feed, domain, zone, instance_type, node_class, market, price_usd_per_hour, "
         "price_usd_per_hour / gpu_count AS usd_per_gpu_hour, since, seen_at, nodes, vcpus, "
@@ -100,9 +102,9 @@ def read_gaps(connection: duckdb.DuckDBPyConnection, hours: float) -> pl.DataFra
     )
 
 
-def read_rejections(connection: duckdb.DuckDBPyConnection, wanted: Filter) -> pl.DataFrame:
+def read_rejections(connection: duckdb.DuckDBPyConnection, wanted: Filter) -> list[dict[str, Any]]:
     """Offers whose newest row was refused or put aside, with the reason."""
-    return frame_of(
+    return _rows(
         connection,
         "SELECT feed, domain, zone, instance_type, market, "
         "arg_max(price_usd_per_hour, observed_at) AS price_usd_per_hour, "
@@ -114,11 +116,20 @@ def read_rejections(connection: duckdb.DuckDBPyConnection, wanted: Filter) -> pl
     )
 
 
-def read_failures(connection: duckdb.DuckDBPyConnection) -> pl.DataFrame:
+def read_failures(connection: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
     """Parts of sources that did not answer the last time, with why."""
-    return frame_of(
+    return _rows(
         connection,
         "SELECT feed, domain, part, detail, last_at FROM market_watch "
         "QUALIFY row_number() OVER (PARTITION BY feed, domain, part "
         "ORDER BY last_at DESC, first_at DESC) = 1 AND outcome = 'failed' ORDER BY ALL",
     )
+
+
+def _rows(
+    connection: duckdb.DuckDBPyConnection, sql: str, parameters: Sequence[object] = ()
+) -> list[dict[str, Any]]:
+    """Rows by column name; a frame would load NumPy and PyArrow, which takes longer than this."""
+    found = connection.execute(sql, list(parameters))
+    names = [column[0] for column in found.description or []]
+    return [dict(zip(names, row, strict=True)) for row in found.fetchall()]

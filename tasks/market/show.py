@@ -88,7 +88,7 @@ def _offers(
 ) -> list[tuple[object, ...]]:
     known = reads.read_stock(connection)
     rows: list[tuple[object, ...]] = []
-    for one in read_now(connection, wanted, prices).iter_rows(named=True):
+    for one in read_now(connection, wanted, prices):
         nodes, why = _had(one, stock, known, evidence)
         rows.append(
             (
@@ -142,15 +142,12 @@ def _refused(
             one["feed"],
             one["why"],
         )
-        for one in read_rejections(connection, wanted).iter_rows(named=True)
+        for one in read_rejections(connection, wanted)
     ]
 
 
 def _failures(connection: duckdb.DuckDBPyConnection) -> list[str]:
-    return [
-        f"{feed} {domain} {part}: {detail}"
-        for feed, domain, part, detail, _ in read_failures(connection).iter_rows()
-    ]
+    return ["{feed} {domain} {part}: {detail}".format_map(one) for one in read_failures(connection)]
 
 
 def _check_names(connection: duckdb.DuckDBPyConnection, wanted: Filter) -> None:
