@@ -54,7 +54,7 @@ class Engine:
     weights: Mapping[str, float]  # routing weight by workload
     stages: tuple[EngineStage, ...]
     micro_batches: int  # most in flight
-    step_requests: int  # most decodes in one micro-batch
+    step_requests: int  # most decodes in one micro-batch; prefill: prompts
     most_requests: int  # running at once
     token_budget: int  # new tokens of one micro-batch
     hop_latency_ms: float = 0.0
@@ -161,8 +161,6 @@ def _engine(
         for index, (stage, nodes) in enumerate(parts)
     )
     in_flight = placement.micro_batches
-    if phase is Phase.PREFILL:  # one micro-batch per stage (docs/formulation.md, P5)
-        in_flight = max(in_flight, len(parts))
     requests, tokens = share_limits(phase, share, in_flight, workload.lengths)
     slowest = min(
         site.nodes[node.node_class].network_peak_gbit_per_s
@@ -184,7 +182,7 @@ def _engine(
         weights=weights,
         stages=stages,
         micro_batches=in_flight,
-        step_requests=share,
+        step_requests=math.ceil(requests / in_flight),
         most_requests=requests,
         token_budget=tokens,
         hop_latency_ms=settings.hop_latency_ms,
@@ -221,7 +219,7 @@ def _lane(
         )
     return Lane(
         kind=GroupKind(model, workload.dtype, node_class, tp),
-        overhead_ms=site.performance.overhead_ms(gpu),
+        overhead_ms=site.performance.overhead_ms(gpu, model.name),
         kv_blocks=blocks,
         weight=node.batch / node.data_parallel_size,
     )

@@ -1,0 +1,301 @@
+"""Helix's published runs of its real system on one cluster of 24 machines, in simulation.
+
+    python -m bench.helix_runs --json
+
+Layouts, layer times, KV room and results are Helix's (`bench/data/helix`); what is simulated are
+the runs whose layout is a pipeline of stages on one or more machines each: those of `separate`,
+`swarm`, and of `helix` on one type. Helix's layout of 70B over all types, in which machines share
+parts of their layers, is not one that Coral's engines have.
+
+A run `offline` keeps so many requests in flight; where Helix's scheduler admits by KV (80% of the
+tightest machine's), as many as that holds at the mean prompt and the length-biased mean output of
+requests in flight. A run `online` gets Poisson requests at the rate that was offered (Helix replays
+the Azure conversation trace's arrivals; which part of it is not known). Prompts and outputs are
+those of that trace up to 2048 and 1024 tokens. Throughput is output tokens between the same
+seconds of the run as Helix counts.
+
+Assumed: as many micro-batches in flight as stages, each of equal size; a step with prompts and
+decodes takes the sum of both, since Helix's workers run them in steps of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from bench.peer_data import DATA, MODELS
+from catalog.requests import read_arrivals
+from planner.perf.allreduce import AllReduce
+from planner.perf.model import PerformanceModel
+from planner.perf.tables import LayerRow
+from planner.types import GpuSpec, Link, ModelSpec, NodeClass, Phase
+from simulator.fleet import Engine, EngineStage, Lane
+from simulator.kernels.types import BLOCK_TOKENS
+from simulator.run import Result, simulate
+from simulator.tables import GroupKind
+from simulator.trace import Trace
+
+HELIX = DATA / "helix"
+LONGEST_INPUT, LONGEST_OUTPUT = 2048, 1024  # Helix leaves longer requests out
+KV_SHARE = 0.8  # at which Helix's scheduler stops admitting
+LINK_BYTES_PER_MS, LINK_LATENCY_MS = 1e6, 1.0
+PROMPTS_PER_STEP = 1
+OFFLINE_ROUNDS = 30  # requests queued, per place
+TINY_MS = 1e-9  # tables hold no zeros
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One published run."""
+
+    model: str
+    method: str
+    sub_cluster: str | None
+    mode: str
+    in_flight: int | None
+    offered_tokens_per_s: float | None
+    from_s: float
+    until_s: float
+
+    @property
+    def layout(self) -> str:
+        return self.method if self.sub_cluster is None else f"{self.method}_{self.sub_cluster}"
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Output tokens/s of a run, or of the sub-clusters of one together."""
+
+    model: str
+    method: str
+    mode: str
+    measured: float
+    simulated: float
+    helix_simulated: float | None
+    parts: Mapping[str, tuple[float, float]]  # measured and simulated by sub-cluster
+
+    @property
+    def error(self) -> float:
+        return self.simulated / self.measured - 1.0
+
+    @property
+    def helix_error(self) -> float | None:
+        return None if self.helix_simulated is None else self.helix_simulated / self.measured - 1.0
+
+
+def main() -> None:
+    """Simulate all runs, print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    print(json.dumps(helix_runs(), indent=None if options.json else 2))
+
+
+def helix_runs() -> dict[str, object]:
+    """Rows, and medians and p90 of the errors of both simulators."""
+    rows = list(compared())
+    both = [row for row in rows if row.helix_error is not None]
+    return {
+        "runs": [
+            {
+                "run": f"{row.model} {row.method} {row.mode}",
+                "measured_tokens_per_s": round(row.measured, 1),
+                "simulated_tokens_per_s": round(row.simulated, 1),
+                "error": round(row.error, 4),
+                "helix_error": None if row.helix_error is None else round(row.helix_error, 4),
+                "parts": row.parts,
+            }
+            for row in rows
+        ],
+        "runs_alone": _quantiles([s / m - 1.0 for row in rows for m, s in row.parts.values()]),
+        "clusters": _quantiles([row.error for row in rows]),
+        "clusters_with_helix": _quantiles([row.error for row in both]),
+        "helix_own": _quantiles([row.helix_error or 0.0 for row in both]),
+    }
+
+
+def compared() -> Iterator[Compared]:
+    """Every run, sub-clusters of one method added up as Helix does."""
+    runs = [Run(*row) for row in pl.read_csv(HELIX / "helix_runs.csv").iter_rows()]
+    results = pl.read_csv(HELIX / "helix_results.csv", infer_schema_length=None)
+    performance = helix_performance()
+    groups: dict[tuple[str, str, str], list[Run]] = {}
+    for run in runs:
+        groups.setdefault((run.model, run.method, run.mode), []).append(run)
+    for (model, method, mode), parts in groups.items():
+        found = {
+            run.sub_cluster or "all": (
+                _published(results, run, "prototype"),
+                simulated_tokens_per_s(run, performance),
+            )
+            for run in parts
+        }
+        whole = Run(model, method, None, mode, None, None, 0.0, 0.0)
+        yield Compared(
+            model,
+            method,
+            mode,
+            sum(measured for measured, _ in found.values()),
+            sum(simulated for _, simulated in found.values()),
+            _published(results, whole, "simulation"),
+            found,
+        )
+
+
+def _published(results: pl.DataFrame, run: Run, kind: str) -> float:
+    """Output tokens/s; of the authors' first record of that run."""
+    where = (
+        (pl.col("cluster") == "cluster24")
+        & (pl.col("kind") == kind)
+        & (pl.col("model") == run.model)
+        & (pl.col("method") == run.method)
+        & (pl.col("mode") == run.mode)
+        & pl.col("sub_cluster").eq_missing(pl.lit(run.sub_cluster))
+    )
+    return float(results.filter(where)["decode_tokens_per_s"][0])
+
+
+def simulated_tokens_per_s(run: Run, performance: PerformanceModel) -> float:
+    """Output tokens/s of the window; tokens of a request are spread evenly between its ends."""
+    inputs, outputs = lengths()
+    engine = pipeline(run, float(inputs.mean()), _length_biased(outputs))
+    rng = np.random.default_rng(0)
+    if run.mode == "offline":
+        count = max(OFFLINE_ROUNDS * engine.most_requests, 1)
+        arrival = np.zeros(count)
+    else:
+        rate = (run.offered_tokens_per_s or 0.0) / float(inputs.mean() + outputs.mean())
+        arrival = np.cumsum(rng.exponential(1.0 / rate, int(2 * rate * run.until_s) + 10))
+        arrival = arrival[arrival < run.until_s]
+    which = rng.integers(0, inputs.size, arrival.size)
+    place = np.zeros(arrival.size, dtype=np.int64)
+    trace = Trace(("w",), arrival, place, inputs[which], outputs[which])
+    return tokens_between(simulate([engine], trace, performance), run.from_s, run.until_s)
+
+
+def tokens_between(result: Result, from_s: float, until_s: float) -> float:
+    begin, end = 1e3 * from_s, 1e3 * until_s
+    first = np.where(result.first_ms < 0.0, np.inf, result.first_ms)
+    last = np.where(result.finish_ms < 0.0, np.inf, result.finish_ms)
+    span = np.maximum(last - first, 1e-9)
+    inside = np.clip(np.minimum(last, end) - np.maximum(first, begin), 0.0, None)
+    share = np.where(np.isfinite(first), inside / span, 0.0)
+    return float((share * result.trace.output_tokens).sum()) / (until_s - from_s)
+
+
+def pipeline(run: Run, mean_input: float, biased_output: float) -> Engine:
+    """The layout as one engine: a stage per layer range, a lane per machine."""
+    layouts = pl.read_csv(HELIX / "helix_layouts.csv").filter(
+        (pl.col("cluster") == "cluster24")
+        & (pl.col("model") == run.model)
+        & (pl.col("method") == run.layout)
+        & (pl.col("num_layers") > 0)
+    )
+    kv = {
+        (machine, layers): tokens
+        for model, machine, layers, tokens in pl.read_csv(HELIX / "helix_kv.csv")
+        .select("model", "machine", "num_layers", "kv_tokens")
+        .iter_rows()
+        if model == run.model
+    }
+    layers_total, activation = MODELS[run.model]
+    ranges = sorted(set(layouts.select("start_layer", "end_layer").iter_rows()))
+    stages, room = [], []
+    for start, end in ranges:
+        machines = layouts.filter(pl.col("start_layer") == start)["machine"].to_list()
+        tokens = [kv[machine, end - start] for machine in machines]
+        room.append(sum(tokens))
+        lanes = tuple(
+            Lane(_kind(run.model, machine), 0.0, held // BLOCK_TOKENS, _speed(run.model, machine))
+            for machine, held in zip(machines, tokens, strict=True)
+        )
+        stages.append(EngineStage(end - start, end == layers_total, lanes))
+    requests = run.in_flight or int(KV_SHARE * min(room) / (mean_input + biased_output))
+    batch = -(-requests // len(stages))
+    return Engine(
+        name=run.layout,
+        phase=Phase.AGGREGATED,
+        domain="here",
+        weights={"w": 1.0},
+        stages=tuple(stages),
+        micro_batches=len(stages),
+        step_requests=batch,
+        most_requests=requests,
+        token_budget=batch + PROMPTS_PER_STEP * LONGEST_INPUT,
+        hop_latency_ms=LINK_LATENCY_MS,
+        hop_ms_per_token=activation / LINK_BYTES_PER_MS,
+    )
+
+
+def lengths() -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+    """Prompts and outputs of the trace, without those that Helix leaves out."""
+    frame = read_arrivals("azure2023_conv").filter(
+        (pl.col("input_tokens") <= LONGEST_INPUT) & (pl.col("output_tokens") <= LONGEST_OUTPUT)
+    )
+    return (
+        frame["input_tokens"].to_numpy().astype(np.int64),
+        frame["output_tokens"].to_numpy().astype(np.int64),
+    )
+
+
+def _length_biased(outputs: np.ndarray) -> float:  # type: ignore[type-arg]
+    """Mean output of the requests that are in flight at some moment."""
+    return float((outputs.astype(float) ** 2).sum() / outputs.sum())
+
+
+def helix_performance() -> PerformanceModel:
+    """Helix's times of one layer as tables of one GPU each."""
+    rows: dict[tuple[str, str, str, int], list[LayerRow]] = {}
+    for model, machine, phase, tokens, ms in pl.read_csv(HELIX / "helix_profiles.csv").iter_rows():
+        if tokens == 0:
+            continue
+        mine = rows.setdefault((model, "fp16", machine, 1), [])
+        if phase == "prompt":
+            mine.append(LayerRow("prefill", 1, tokens, 0, ms, TINY_MS, TINY_MS, "Helix"))
+        else:
+            for context in (0, 4096):  # no dependence on it was measured
+                row = LayerRow("decode", tokens, tokens, context, TINY_MS, ms, TINY_MS, "Helix")
+                mine.append(row)
+    return PerformanceModel(rows, {}, AllReduce({}, {}), {})
+
+
+def _speed(model: str, machine: str) -> float:
+    """Share of a stage's requests: by the time of a prompt of 750 tokens, as swarm's router."""
+    frame = pl.read_csv(HELIX / "helix_profiles.csv").filter(
+        (pl.col("model") == model)
+        & (pl.col("machine") == machine)
+        & (pl.col("phase") == "prompt")
+        & (pl.col("batch_tokens") == 750)
+    )
+    return 1.0 / float(frame["layer_ms"][0])
+
+
+def _kind(model: str, machine: str) -> GroupKind:
+    layers, activation = MODELS[model]
+    spec = ModelSpec(
+        name=model, dtype="fp16", layers=layers, hidden=round(activation / 2), heads=1, kv_heads=1,
+        head_dim=1, intermediate=1, experts=0, experts_per_token=0, moe_intermediate=0, vocab=1,
+        weight_bytes=2.0, expert_weight_bytes=0.0, bytes_per_layer=1, embed_bytes=0,
+        lm_head_bytes=0, kv_bytes_per_token_per_layer=4, hop_bytes_per_token=round(activation),
+    )  # fmt: skip
+    gpu = GpuSpec(machine, machine, 16.0, 300.0, 100.0, 70.0, 8.0)
+    return GroupKind(spec, "fp16", NodeClass(f"{machine} x1", gpu, 1, Link.NONE, 8.0, 8.0), 1)
+
+
+def _quantiles(errors: list[float]) -> dict[str, float]:
+    sizes = np.abs(errors)
+    return {
+        "count": len(errors),
+        "median": round(float(np.median(sizes)), 4),
+        "p90": round(float(np.quantile(sizes, 0.9)), 4),
+        "signed_median": round(float(np.median(errors)), 4),
+    }
+
+
+if __name__ == "__main__":
+    main()
