@@ -84,8 +84,8 @@ class ReplicaSpec(_Model):
     model: str  # the name that requests give
     phase: Phase
     stages: tuple[StageSpec, ...]
-    # The router's weight, of its model's requests in flight as planned: aggregated and decode
-    # replicas together make 1; prefill ones count among themselves.
+    # The router's weight, of its model's requests: aggregated and decode replicas together make 1,
+    # prefill ones what decode ones do.
     share: float = 1.0
     max_num_seqs: int | None = None  # of each engine; None: vLLM's own
     max_num_batched_tokens: int | None = None

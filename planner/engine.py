@@ -91,19 +91,5 @@ def engine_limits(phase: Phase, placement: Placement, lengths: Lengths) -> Engin
     return EngineLimits(requests, max(math.ceil(tokens), requests))
 
 
-def requests_in_flight(phase: Phase, placement: Placement, lengths: Lengths, rps: float) -> float:
-    """Mean requests in flight of a replica that serves so many per second (Little's law).
-
-    A router's weight: with equal shares of these all replicas are as full as planned, whatever
-    their cycles. Prefill: prompts under way, without those that wait.
-    """
-    if phase is Phase.PREFILL:
-        return rps * placement.latency_ms / 1e3
-    cycles = lengths.mean_output
-    if phase is Phase.AGGREGATED:
-        cycles += 1.0 + lengths.mean_output / placement.micro_batch_size  # a whole prompt's chunks
-    return rps * cycles * placement.cycle_ms / 1e3
-
-
 def _tensor_parallel_size(stage: Stage) -> int:
     return stage.nodes[0].tensor_parallel_size

@@ -51,7 +51,7 @@ class Engine:
     name: str
     phase: Phase
     domain: str
-    weights: Mapping[str, float]  # routing weight by workload
+    weights: Mapping[str, float]  # planned requests/s by workload
     stages: tuple[EngineStage, ...]
     micro_batches: int  # most in flight
     step_requests: int  # most decodes in one micro-batch; prefill: prompts
@@ -60,6 +60,7 @@ class Engine:
     hop_latency_ms: float = 0.0
     hop_ms_per_token: float = 0.0
     kv_ms_per_token: float = 0.0  # to send (prefill) or receive (decode) a prompt's KV
+    group: str = ""  # engines of one group are alike; its name where none is given
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.stages) <= MOST_STAGES:

@@ -116,22 +116,24 @@ def _route(
     workloads: Sequence[str],
     plans: Sequence[Weights],
     phase: Phase,
-) -> tuple[Ints, Ints, Floats]:
-    """First places by workload, then engines with a weight in any plan, and weights by plan."""
+) -> tuple[Ints, Ints, Ints, Floats]:
+    """First places by workload, then engines with a weight in any plan, groups, weights by plan."""
+    groups = {engine.group or engine.name: k for k, engine in enumerate(engines)}
     found = [
-        [
-            (number, weights)
+        sorted(
+            (groups[engine.group or engine.name], number, weights)
             for number, engine in enumerate(engines)
             if engine.phase is phase
             and any(weights := [plan.get(engine.name, {}).get(name, 0.0) for plan in plans])
-        ]
+        )
         for name in workloads
     ]
-    flat = [pair for pairs in found for pair in pairs]
+    flat = [item for items in found for item in items]
     return (
-        np.cumsum([0, *(len(pairs) for pairs in found)]).astype(np.int64),
-        np.array([number for number, _ in flat], dtype=np.int64),
-        np.array([weights for _, weights in flat], dtype=float).reshape(-1, len(plans)).T.copy(),
+        np.cumsum([0, *(len(items) for items in found)]).astype(np.int64),
+        np.array([number for _, number, _ in flat], dtype=np.int64),
+        np.array([group for group, _, _ in flat], dtype=np.int64),
+        np.array([weights for *_, weights in flat], dtype=float).reshape(-1, len(plans)).T.copy(),
     )
 
 
@@ -163,6 +165,7 @@ def request_arrays(trace: Trace) -> k.Requests:
 def empty_state(
     engines: Sequence[Engine],
     static: k.Engines,
+    routes: k.Routes,
     lanes: int,
     stages: int,
     totals: tuple[int, int, int],
@@ -183,7 +186,9 @@ def empty_state(
         queue_tail=zeros(count) - 1,
         running=zeros(count),
         outstanding=zeros(count),
-        sent=zeros(count),
+        whole_sent=zeros(routes.whole_engine.size),
+        prefill_sent=zeros(routes.prefill_engine.size),
+        decode_sent=zeros(routes.decode_engine.size),
         in_flight=zeros(count),
         ready_at=np.full(count, -1.0),
         sender_free_ms=np.zeros(count),

@@ -113,7 +113,7 @@ def simulate(
     routes = route_arrays(engines, trace.workloads, weights)
     requests = request_arrays(trace)
     heap = most_events(engines, [event.engine for event in events]) + len(plans)
-    state = empty_state(engines, static, lane_total, stage_total, totals, heap)
+    state = empty_state(engines, static, routes, lane_total, stage_total, totals, heap)
     for event in events:
         if event.kind is EventKind.STARTED:
             state.up[numbers[event.engine]] = state.alive[numbers[event.engine]] = 0

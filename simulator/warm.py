@@ -27,7 +27,7 @@ def warm() -> None:
     static, lanes, stages, totals = engine_arrays([])
     routes = route_arrays([], [], [{}])
     requests = request_arrays(Trace((), none, numbers, numbers, numbers))
-    state = empty_state([], static, lanes, stages, totals, heap=1)
+    state = empty_state([], static, routes, lanes, stages, totals, heap=1)
     run(tables, static, routes, k.Events(none, numbers, numbers), requests, state)
 
 

@@ -16,7 +16,7 @@ from executor.deployment import (
     write_deployment,
 )
 from executor.local import ADDRESS, LocalFleet, Slot
-from planner.engine import engine_limits, requests_in_flight
+from planner.engine import engine_limits
 from planner.leases import Lease
 from planner.placement.profile import NodeOption, PhaseProblem
 from planner.replicas import Replica, ReplicaKey
@@ -156,7 +156,7 @@ def _node(lease_id: str, node: StageNode, slot: Slot, kv_cache_bytes: int) -> No
 
 
 def _shares(wanted: Wanted, workloads: Mapping[str, Workload]) -> Mapping[str, float]:
-    """Of its model's requests in flight that each replica has as planned; else equal ones."""
+    """Of its model's requests that each replica takes, as the plan loads them; else equal ones."""
 
     def model_of(replica: Replica) -> str:
         return workloads[wanted.templates[replica.template_id].workload].model.name
@@ -165,15 +165,7 @@ def _shares(wanted: Wanted, workloads: Mapping[str, Workload]) -> Mapping[str, f
         return wanted.templates[replica.template_id].phase
 
     counts = Counter(replica.key for replica in wanted.replicas)
-    load = {}
-    for replica in wanted.replicas:
-        template = wanted.templates[replica.template_id]
-        load[replica.id] = requests_in_flight(
-            template.phase,
-            template.placement,
-            workloads[template.workload].lengths,
-            wanted.load_rps.get(replica.key, 0.0) / counts[replica.key],
-        )
+    load = {r.id: wanted.load_rps.get(r.key, 0.0) / counts[r.key] for r in wanted.replicas}
     total: dict[str, float] = defaultdict(float)
     answering: Counter[str] = Counter()
     for replica in wanted.replicas:

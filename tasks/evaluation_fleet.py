@@ -90,7 +90,7 @@ class FleetHistory:
                 name = f"{key[0][:6]}-{key[1]}-{next(self._numbers)}"
                 nodes = self._assign(Counter(dict(templates[key[0]].combination)), free, key[1])
                 self.instances.append(
-                    Instance(name, key, hours, nodes, _named(engines_of[key], name), ready)
+                    Instance(name, key, hours, nodes, _named(engines_of[key], name, key), ready)
                 )
         self.idle = free
         self._route(ready, engines_of)
@@ -159,5 +159,7 @@ class FleetHistory:
         self.plans.append(NewPlan(hours * HOUR_S, weights))
 
 
-def _named(engines: Sequence[Engine], name: str) -> list[Engine]:
-    return [replace(engine, name=f"{name}/{k}") for k, engine in enumerate(engines)]
+def _named(engines: Sequence[Engine], name: str, key: ReplicaKey) -> list[Engine]:
+    return [
+        replace(engine, name=f"{name}/{k}", group="-".join(key)) for k, engine in enumerate(engines)
+    ]

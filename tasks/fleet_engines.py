@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from catalog import reads
 from planner.allocation.plan import Plan
-from planner.engine import requests_in_flight
-from planner.types import Template, Workload
+from planner.types import Template
 from simulator.errors import SimulationError
 from simulator.fleet import Engine, Site, replica_engines
 from tasks.inputs import Inputs
@@ -37,7 +36,7 @@ def plan_engines(
     """
     kinds = engines_by_replica(fleet, templates, inputs)
     engines = [
-        replace(engine, name=f"{key[:8]}-{domain}-{number}/{k}")
+        replace(engine, name=f"{key[:8]}-{domain}-{number}/{k}", group=f"{key}-{domain}")
         for (key, domain), count in fleet.replicas.items()
         for number in range(count)
         for k, engine in enumerate(kinds[key, domain])
@@ -74,19 +73,7 @@ def engines_by_replica(
             template.placement,
             workloads[template.workload],
             domain,
-            _weights(template, workloads, fleet.load_rps[key, domain], count),
+            {name: rps / count for name, rps in fleet.load_rps[key, domain].items()},
             site,
         )
     return found
-
-
-def _weights(
-    template: Template, workloads: Mapping[str, Workload], load: Mapping[str, float], count: int
-) -> dict[str, float]:
-    """Of one replica for each workload that it serves: the requests in flight of all of them."""
-    total = sum(
-        requests_in_flight(template.phase, template.placement, workloads[name].lengths, rps / count)
-        for name, rps in load.items()
-        if name in workloads
-    )
-    return {name: total for name, rps in load.items() if rps > 0}

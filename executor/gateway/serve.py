@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from executor.gateway.errors import RequestError, failed, malformed, not_ready
-from executor.gateway.table import RouteTable, Target, expected, taken
+from executor.gateway.table import RouteTable, Target, taken
 from planner.types import Phase
 
 MOST_TRIES = 3
@@ -81,8 +81,7 @@ class Server:
         alone = self.table.pick(model, Phase.AGGREGATED, tried)
         pair = self.table.pick(model, Phase.DECODE, tried)
         if pair is not None and self._prefer_pair(model, alone, pair):
-            with expected(pair):
-                ready = await self._prefilled(path, body, pair, tried)
+            ready = await self._prefilled(path, body, pair, tried)
             if ready is not None:
                 return pair, ready
         if alone is not None:

@@ -1,7 +1,7 @@
-"""Which engine takes the next request: the one that is least full of what the plan gives it.
+"""Which engine takes the next request: the plan's weights, corrected by what is in flight.
 
-Weights are the requests that each engine has in flight as planned; the one with the least in flight
-per weight takes the next, so that shares follow the plan, and a slow one gets less.
+Of the engines of a model's phase the one with the least work in flight per weight takes it, so
+that shares follow the plan while all are alike, and a slow one gets less.
 """
 
 from __future__ import annotations
@@ -92,16 +92,6 @@ class RouteTable:
     def rest(self, target: Target) -> None:
         """Leave an engine that could not be reached, or broke off, for a while."""
         target.rests_until = time.monotonic() + REST_S
-
-
-@contextmanager
-def expected(target: Target) -> Iterator[Target]:
-    """Counts one request that comes to an engine once its prompt is done elsewhere."""
-    target.in_flight += 1
-    try:
-        yield target
-    finally:
-        target.in_flight -= 1
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from simulator.kernels.compiled import compiled, entry
 from simulator.kernels.heap import drop_first, push
 from simulator.kernels.memory import give_back
-from simulator.kernels.routing import choose_decode, enter, pop_front, push_back
+from simulator.kernels.routing import choose_decode, enter, forget_sent, pop_front, push_back
 from simulator.kernels.steps import start_steps
 from simulator.kernels.types import (
     DIED,
@@ -76,13 +76,17 @@ def run(
             start_steps(tables, engines, state, requests, e, now)
             start_steps(tables, engines, state, requests, b, now)
         elif kind == STARTED:
+            forget_sent(state)
             state.up[a] = 1
             state.alive[a] = 1
         elif kind == DRAINED:
+            forget_sent(state)
             state.up[a] = 0
         elif kind == REPLANNED:
+            forget_sent(state)
             state.counters[PLAN] = a
         elif kind == DIED:
+            forget_sent(state)
             _die(tables, engines, routes, state, requests, a, now)
 
 

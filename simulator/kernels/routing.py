@@ -1,8 +1,9 @@
 """Which engine takes a request, and the queue in front of it.
 
-The gateway's rule: of the engines that serve a workload the one with the least requests in flight
-per weight takes the next, equal ones by (sent + 1) per weight; a pair of prefill and decode
-competes by its decode engine (executor/gateway/table.py, serve.py).
+The engines of equal replicas are a group. A workload's requests go to groups in the proportions of
+the plan: next is the group with the least (sent + 1) per requests/s planned of its engines that are
+up. In the group the engine with the least requests in flight per weight takes it. A pair of prefill
+and decode is chosen by its decode group, then a prefill group of that domain in the same way.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from simulator.kernels.memory import can_ever_hold
 from simulator.kernels.types import (
     LOST,
     PLAN,
-    PREFILL,
     TOO_LONG,
     Engines,
     Ints,
@@ -25,51 +25,42 @@ from simulator.kernels.types import (
 
 @compiled
 def enter(engines: Engines, routes: Routes, state: State, requests: Requests, r: int) -> int:
-    """Queue a request at its first engine, which is returned; -1: it has ended instead.
-
-    The least loaded aggregated engine and the least loaded decode engine compete for it; where the
-    latter wins, a prefill engine of its domain takes the prompt.
-    """
+    """Queue a request at its first engine, which is returned; -1: it has ended instead."""
     w = requests.workload[r]
     requests.received[r] = 0
-    whole = _choose(
-        engines, state, requests, r, routes.whole_engine, routes.whole_weight,
-        routes.whole_first[w], routes.whole_first[w + 1], -1,
+    whole, whole_score = _choose(
+        engines, state, requests, r, routes.whole_engine, routes.whole_group, routes.whole_weight,
+        state.whole_sent, routes.whole_first[w], routes.whole_first[w + 1], -1,
     )  # fmt: skip
-    pair = _choose(
-        engines, state, requests, r, routes.decode_engine, routes.decode_weight,
-        routes.decode_first[w], routes.decode_first[w + 1], -1,
+    pair, pair_score = _choose(
+        engines, state, requests, r, routes.decode_engine, routes.decode_group,
+        routes.decode_weight, state.decode_sent, routes.decode_first[w],
+        routes.decode_first[w + 1], -1,
     )  # fmt: skip
     first = pair
-    if pair >= 0:
-        first = _choose_prefill(
-            engines, routes, state, requests, r, engines.domain[routes.decode_engine[pair]]
-        )
-    e = -1
-    if first >= 0:
-        e = routes.prefill_engine[first]
-    if whole >= 0 and (
-        e < 0
-        or _load(state, routes.whole_engine, routes.whole_weight, whole)
-        <= _load(state, routes.decode_engine, routes.decode_weight, pair)
-    ):
-        e = routes.whole_engine[whole]
-    if e < 0:
+    if pair >= 0 and (whole < 0 or pair_score < whole_score):
+        domain = engines.domain[routes.decode_engine[pair]]
+        first = _choose_prefill(engines, routes, state, requests, r, domain)
+        if first >= 0:
+            e = routes.prefill_engine[first]
+            state.prefill_sent[first] += 1
+            state.decode_sent[pair] += 1
+            requests.target[r] = routes.decode_engine[pair]
+            state.outstanding[requests.target[r]] += 1
+            return _queue(state, requests, e, r)
+    if whole < 0:
         requests.status[r] = TOO_LONG if whole == -2 or first == -2 else LOST
         return -1
-    _take(state, requests, e, r)
-    push_back(state, requests, e, r)
-    if engines.phase[e] == PREFILL:
-        _expect(state, requests, routes.decode_engine[pair], r)
-    return e
+    state.whole_sent[whole] += 1
+    return _queue(state, requests, routes.whole_engine[whole], r)
 
 
 @compiled
-def _expect(state: State, requests: Requests, e: int, r: int) -> None:
-    """A decode engine counts a request from its entry on."""
-    requests.target[r] = e
+def _queue(state: State, requests: Requests, e: int, r: int) -> int:
+    requests.engine[r] = e
     state.outstanding[e] += 1
-    state.sent[e] += 1
+    push_back(state, requests, e, r)
+    return e
 
 
 @compiled
@@ -79,9 +70,10 @@ def _choose_prefill(
     """A prefill engine of the domain, or of another one where it has none."""
     w = requests.workload[r]
     for where in (domain, -1):
-        found = _choose(
-            engines, state, requests, r, routes.prefill_engine, routes.prefill_weight,
-            routes.prefill_first[w], routes.prefill_first[w + 1], where,
+        found, _ = _choose(
+            engines, state, requests, r, routes.prefill_engine, routes.prefill_group,
+            routes.prefill_weight, state.prefill_sent, routes.prefill_first[w],
+            routes.prefill_first[w + 1], where,
         )  # fmt: skip
         if found != -1:
             break
@@ -103,15 +95,26 @@ def choose_decode(
         state.outstanding[e] -= 1
         requests.target[r] = -1
     w = requests.workload[r]
-    found = _choose(
-        engines, state, requests, r, routes.decode_engine, routes.decode_weight,
-        routes.decode_first[w], routes.decode_first[w + 1], domain,
+    found, _ = _choose(
+        engines, state, requests, r, routes.decode_engine, routes.decode_group,
+        routes.decode_weight, state.decode_sent, routes.decode_first[w],
+        routes.decode_first[w + 1], domain,
     )  # fmt: skip
     if found < 0:
         return -1
     e = routes.decode_engine[found]
-    _expect(state, requests, e, r)
+    state.decode_sent[found] += 1
+    requests.target[r] = e
+    state.outstanding[e] += 1
     return e
+
+
+@compiled
+def forget_sent(state: State) -> None:
+    """Shares begin anew with a plan, and with who is up."""
+    state.whole_sent[:] = 0
+    state.prefill_sent[:] = 0
+    state.decode_sent[:] = 0
 
 
 @compiled
@@ -146,44 +149,44 @@ def pop_front(state: State, requests: Requests, e: int) -> int:
 
 
 @compiled
-def _take(state: State, requests: Requests, e: int, r: int) -> None:
-    requests.engine[r] = e
-    state.outstanding[e] += 1
-    state.sent[e] += 1
-
-
-@compiled
-def _load(state: State, candidates: Ints, weights: Floats, k: int) -> float:
-    return state.outstanding[candidates[k]] / weights[state.counters[PLAN], k]
-
-
-@compiled
 def _choose(
     engines: Engines,
     state: State,
     requests: Requests,
     r: int,
     candidates: Ints,
+    groups: Ints,
     weights: Floats,
+    sent: Ints,
     first: int,
     last: int,
     domain: int,
-) -> int:
-    """Place of the engine of least load; -1: none is up, -2: none could ever hold the request."""
-    best, least, least_sent, any_up = -1, 0.0, 0.0, False
+) -> tuple[int, float]:
+    """Place of the engine, and (sent + 1) per weight of its group.
+
+    -1: none is up, -2: none could ever hold the request.
+    """
     whole = requests.input_tokens[r] + requests.output_tokens[r]
     plan = state.counters[PLAN]
-    for k in range(first, last):
-        e, weight = candidates[k], weights[plan, k]
-        if weight <= 0.0 or not state.up[e] or (domain >= 0 and engines.domain[e] != domain):
-            continue
-        any_up = True
-        if not can_ever_hold(engines, e, whole):
-            continue
-        load = state.outstanding[e] / weight
-        sent = (state.sent[e] + 1) / weight
-        if best < 0 or load < least or (load == least and sent < least_sent):
-            best, least, least_sent = k, load, sent
-    if best >= 0:
-        return best
-    return -2 if any_up else -1
+    best, best_score, any_up = -1, 0.0, False
+    k = first
+    while k < last:
+        group, count, weight = groups[k], 1, 0.0
+        mine, least = -1, 0.0
+        while k < last and groups[k] == group:
+            e = candidates[k]
+            count += sent[k]
+            there = weights[plan, k] > 0.0 and state.up[e]
+            if there and (domain < 0 or engines.domain[e] == domain):
+                any_up = True
+                if can_ever_hold(engines, e, whole):
+                    weight += weights[plan, k]
+                    load = state.outstanding[e] / weights[plan, k]
+                    if mine < 0 or load < least:
+                        mine, least = k, load
+            k += 1
+        if mine >= 0 and (best < 0 or count / weight < best_score):
+            best, best_score = mine, count / weight
+    if best < 0 and any_up:
+        best = -2
+    return best, best_score

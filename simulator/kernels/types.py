@@ -72,13 +72,16 @@ class Routes(NamedTuple):
     """
 
     whole_first: Ints  # [w + 1] aggregated
-    whole_engine: Ints  # [k]
+    whole_engine: Ints  # [k], engines of a group together
+    whole_group: Ints  # [k]
     whole_weight: Floats  # [p, k]
     prefill_first: Ints
     prefill_engine: Ints
+    prefill_group: Ints
     prefill_weight: Floats
     decode_first: Ints
     decode_engine: Ints
+    decode_group: Ints
     decode_weight: Floats
 
 
@@ -115,7 +118,9 @@ class State(NamedTuple):
     queue_tail: Ints  # [e]
     running: Ints  # [e]
     outstanding: Ints  # [e] routed here and not ended
-    sent: Ints  # [e] ever routed here
+    whole_sent: Ints  # [k] of the routes, since the plan or who is up last changed
+    prefill_sent: Ints
+    decode_sent: Ints
     in_flight: Ints  # [e] micro-batches
     ready_at: Floats  # [e] of its pending READY event; -1: none
     sender_free_ms: Floats  # [e]
