@@ -19,7 +19,7 @@ from catalog.store import Catalog
 from planner.allocation.plan import Plan
 from planner.allocation.solve import plan_allocation
 from planner.caps import Caps, with_caps
-from planner.types import DISAGGREGATED, Phase
+from planner.types import Phase
 from simulator.phases import phase_attainment
 from tasks import progress
 from tasks.allocation import allocation_input, read_library
@@ -29,11 +29,12 @@ from tasks.requests import History, Load
 from tasks.simulation import WARM_UP_SHARE, Simulation, read_histories, simulate_fleet
 
 Key = tuple[str, Phase]
-LEAST_LOAD, MOST_LOAD = 0.3, 2.0  # tried, over the plan's demand
-BRACKET = 0.03  # relative width at which a bisection ends
-MOST_SIMULATIONS = 12  # of one plan
+LEAST_LOAD, MOST_LOAD = 0.6, 1.3  # tried, over the plan's demand; nor do caps change by more
+BRACKET = 0.04  # relative width at which a bisection ends
+MOST_SIMULATIONS = 9  # of one plan
 STEADY = 0.02  # relative change of every cap at which rounds end
-SAFETY = 0.98  # of a threshold, where a plan did not attain what its caps promised
+STEP = 0.95  # of a workload's caps, where its phases attain and it does not
+LEAST_CAP = 0.2
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Calibration:
 class _Brackets:
     """Per key the largest load known to attain and the smallest known not to."""
 
-    targets: Mapping[Phase, float]
+    target: float
     top: float
     seen: dict[Key, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
 
@@ -78,11 +79,9 @@ class _Brackets:
             self.seen[key].append((load, share))
 
     def of(self, key: Key) -> tuple[float, float]:
-        high = min((x for x, share in self.seen[key] if share < self.targets[key[1]]), default=None)
+        high = min((x for x, share in self.seen[key] if share < self.target), default=None)
         top = self.top if high is None else high
-        low = max(
-            (x for x, s in self.seen[key] if s >= self.targets[key[1]] and x < top), default=0.0
-        )
+        low = max((x for x, s in self.seen[key] if s >= self.target and x < top), default=0.0)
         return low, top
 
     def next_load(self) -> float | None:
@@ -101,7 +100,7 @@ def calibrate_caps(
     inputs: Inputs,
     load: Load,
     target: float = 0.95,
-    most_rounds: int = 4,
+    most_rounds: int = 6,
 ) -> Calibration:
     """Plan, find by bisection how much load the plan bears, take that as caps, and plan again.
 
@@ -113,7 +112,8 @@ def calibrate_caps(
     library = read_library(catalog, replace(inputs, caps={}))
     with catalog.read() as connection:
         histories = read_histories(connection)
-    assumed, caps = inputs.scenario.placement.utilization, dict(inputs.caps)
+    assumed = inputs.scenario.placement.utilization
+    caps: dict[Key, float] = {}  # from the assumed ones on: the same again gives the same
     rounds: list[Round] = []
     for number in range(most_rounds):
         progress.report("calibrate", number, most_rounds)
@@ -124,8 +124,10 @@ def calibrate_caps(
         used = {key: caps.get(key, assumed[key[1]]) for key in busy}
         shares = {m.workload: m.attainment for m in found.simulated if m.requests}
         rounds.append(Round(used, plan.cost_usd_per_hour, plan.served_share, shares, count))
-        slack = 1.0 if rounds[-1].attains(target) else SAFETY
-        new = {key: min(1.0, slack * busy[key] * borne[key]) for key in borne if key in busy}
+        new = {key: _bounded(busy[key] * borne[key]) for key in borne if key in busy}
+        for key in new:
+            if shares.get(key[0], 1.0) < target:  # both phases in time, but not in the same cases
+                new[key] = _bounded(min(new[key], STEP * busy[key]))
         if rounds[-1].attains(target) and all(abs(new[k] / used[k] - 1.0) <= STEADY for k in new):
             break
         caps |= new
@@ -168,10 +170,7 @@ def _bear(
     """The plan at its own demand, and the largest load that every (workload, phase) bears."""
     fleet, settings = fleet_of_plan(plan), inputs.scenario.placement
     templates = {planned.template.id: planned.template for planned in plan.replicas}
-    # Of a request that goes through prefill and decode both have to be in time.
-    targets = dict.fromkeys(DISAGGREGATED, 1.0 - (1.0 - target) / 2.0)
-    targets[Phase.AGGREGATED] = target
-    brackets = _Brackets(targets, MOST_LOAD)
+    brackets = _Brackets(target, MOST_LOAD)
     first: Simulation | None = None
     at: float | None = 1.0
     count = 0
@@ -188,6 +187,10 @@ def _bear(
         at = brackets.next_load()
     assert first is not None
     return first, {key: max(brackets.of(key)[0], LEAST_LOAD) for key in brackets.seen}, count
+
+
+def _bounded(cap: float) -> float:
+    return min(1.0, max(LEAST_CAP, cap))
 
 
 def _choose(rounds: Sequence[Round], target: float) -> Round:

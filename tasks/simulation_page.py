@@ -54,6 +54,11 @@ def _latency_figure(found: Simulation) -> Figure:
             _curve(axes, values[mine] / objective, CURVES[k % len(CURVES)], name)
         axes.axvline(1.0, color=BASELINE, lw=0.8, ls="--")
         axes.set_xscale("log")
+        axes.set_xticks(
+            [0.01, 0.1, 0.25, 0.5, 1.0, 2.0, 10.0], ["0.01", "0.1", "", "0.5", "1", "2", "10"]
+        )
+        axes.minorticks_off()
+        axes.set_xlim(max(axes.get_xlim()[0], 0.01), max(axes.get_xlim()[1], 1.3))
         axes.set_xlabel(f"{title} / objective")
         axes.set_ylim(0.0, 1.02)
         axes.spines[["top", "right"]].set_visible(False)

@@ -25,8 +25,8 @@ PRE = ("chat", Phase.PREFILL)
 
 
 def test_bisection_narrows_every_bracket() -> None:
-    true = {AGG: 0.83, PRE: 1.41}
-    brackets = _Brackets({Phase.AGGREGATED: 0.95, Phase.PREFILL: 0.95}, 2.0)
+    true = {AGG: 0.83, PRE: 1.21}
+    brackets = _Brackets(0.95, 1.3)
     at: float | None = 1.0
     tried = 0
     while at is not None:
@@ -39,12 +39,12 @@ def test_bisection_narrows_every_bracket() -> None:
 
 
 def test_what_never_fails_is_borne_to_the_top() -> None:
-    brackets = _Brackets({Phase.AGGREGATED: 0.95}, 2.0)
+    brackets = _Brackets(0.95, 1.3)
     at: float | None = 1.0
     while at is not None:
         brackets.add(at, {AGG: 1.0})
         at = brackets.next_load()
-    assert brackets.of(AGG)[0] > 2.0 / (1 + BRACKET)
+    assert brackets.of(AGG)[0] > 1.3 / (1 + BRACKET)
 
 
 @pytest.fixture(scope="module")
