@@ -14,6 +14,10 @@ the Azure conversation trace's arrivals; which part of it is not known). Prompts
 those of that trace up to 2048 and 1024 tokens. Throughput is output tokens between the same
 seconds of the run as Helix counts.
 
+Twice: with the layer times alone, and with an overhead of every step per machine type, fitted on
+the three `separate` offline runs and tested on the others. Online runs are means over seeds: a few
+dozen requests end in one.
+
 Assumed: as many micro-batches in flight as stages, each of equal size; a step with prompts and
 decodes takes the sum of both, since Helix's workers run them in steps of their own.
 """
@@ -22,8 +26,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -45,6 +50,7 @@ LONGEST_INPUT, LONGEST_OUTPUT = 2048, 1024  # Helix leaves longer requests out
 KV_SHARE = 0.8  # at which Helix's scheduler stops admitting
 LINK_BYTES_PER_MS, LINK_LATENCY_MS = 1e6, 1.0
 PROMPTS_PER_STEP = 1
+SEEDS = 10  # of online runs
 OFFLINE_ROUNDS = 30  # requests queued, per place
 TINY_MS = 1e-9  # tables hold no zeros
 
@@ -67,27 +73,6 @@ class Run:
         return self.method if self.sub_cluster is None else f"{self.method}_{self.sub_cluster}"
 
 
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """Output tokens/s of a run, or of the sub-clusters of one together."""
-
-    model: str
-    method: str
-    mode: str
-    measured: float
-    simulated: float
-    helix_simulated: float | None
-    parts: Mapping[str, tuple[float, float]]  # measured and simulated by sub-cluster
-
-    @property
-    def error(self) -> float:
-        return self.simulated / self.measured - 1.0
-
-    @property
-    def helix_error(self) -> float | None:
-        return None if self.helix_simulated is None else self.helix_simulated / self.measured - 1.0
-
-
 def main() -> None:
     """Simulate all runs, print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -97,54 +82,82 @@ def main() -> None:
 
 
 def helix_runs() -> dict[str, object]:
-    """Rows, and medians and p90 of the errors of both simulators."""
-    rows = list(compared())
-    both = [row for row in rows if row.helix_error is not None]
-    return {
-        "runs": [
-            {
-                "run": f"{row.model} {row.method} {row.mode}",
-                "measured_tokens_per_s": round(row.measured, 1),
-                "simulated_tokens_per_s": round(row.simulated, 1),
-                "error": round(row.error, 4),
-                "helix_error": None if row.helix_error is None else round(row.helix_error, 4),
-                "parts": row.parts,
-            }
-            for row in rows
-        ],
-        "runs_alone": _quantiles([s / m - 1.0 for row in rows for m, s in row.parts.values()]),
-        "clusters": _quantiles([row.error for row in rows]),
-        "clusters_with_helix": _quantiles([row.error for row in both]),
-        "helix_own": _quantiles([row.helix_error or 0.0 for row in both]),
-    }
-
-
-def compared() -> Iterator[Compared]:
-    """Every run, sub-clusters of one method added up as Helix does."""
+    """Rows of every run, sums over sub-clusters beside Helix's own simulator, and their errors."""
     runs = [Run(*row) for row in pl.read_csv(HELIX / "helix_runs.csv").iter_rows()]
     results = pl.read_csv(HELIX / "helix_results.csv", infer_schema_length=None)
     performance = helix_performance()
-    groups: dict[tuple[str, str, str], list[Run]] = {}
+    fitted = fit_overhead(runs, results, performance)
+    rows = []
     for run in runs:
-        groups.setdefault((run.model, run.method, run.mode), []).append(run)
-    for (model, method, mode), parts in groups.items():
+        measured = _published(results, run, "prototype")
         found = {
-            run.sub_cluster or "all": (
-                _published(results, run, "prototype"),
-                simulated_tokens_per_s(run, performance),
-            )
-            for run in parts
+            "plain": simulated_tokens_per_s(run, performance, {}),
+            "fitted": simulated_tokens_per_s(run, performance, fitted),
         }
+        rows.append({"run": run, "measured": measured, **found})
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["run"].model, row["run"].method, row["run"].mode), []).append(row)
+    sums = []
+    for (model, method, mode), mine in groups.items():
+        measured = sum(row["measured"] for row in mine)
         whole = Run(model, method, None, mode, None, None, 0.0, 0.0)
-        yield Compared(
-            model,
-            method,
-            mode,
-            sum(measured for measured, _ in found.values()),
-            sum(simulated for _, simulated in found.values()),
-            _published(results, whole, "simulation"),
-            found,
+        sums.append(
+            {
+                "runs": f"{model} {method} {mode}",
+                "measured_tokens_per_s": round(measured, 1),
+                "helix_simulator": _error(_published(results, whole, "simulation"), measured),
+                **{k: _error(sum(row[k] for row in mine), measured) for k in ("plain", "fitted")},
+                "fitted_on": any(_is_fitted(row["run"]) for row in mine),
+            }
         )
+    test = [row for row in rows if not _is_fitted(row["run"])]
+    return {
+        "overhead_ms": {name: round(ms, 2) for name, ms in fitted.items()},
+        "runs": [
+            {
+                "run": f"{row['run'].model} {row['run'].layout} {row['run'].mode}",
+                "measured_tokens_per_s": row["measured"],
+                **{k: _error(row[k], row["measured"]) for k in ("plain", "fitted")},
+                "fitted_on": _is_fitted(row["run"]),
+            }
+            for row in rows
+        ],
+        "sums": sums,
+        "errors": {
+            "runs, plain": _quantiles([_error(r["plain"], r["measured"]) for r in rows]),
+            "test runs, fitted": _quantiles([_error(r["fitted"], r["measured"]) for r in test]),
+            "sums, plain": _quantiles([r["plain"] for r in sums]),
+            "test sums, fitted": _quantiles([r["fitted"] for r in sums if not r["fitted_on"]]),
+            "sums, Helix's simulator": _quantiles([r["helix_simulator"] for r in sums]),
+        },
+    }
+
+
+def fit_overhead(
+    runs: Sequence[Run], results: pl.DataFrame, performance: PerformanceModel
+) -> dict[str, float]:
+    """Milliseconds of every step by machine type, so that the `separate` offline runs are met."""
+    found = {}
+    for run in runs:
+        if not _is_fitted(run):
+            continue
+        measured, machine = _published(results, run, "prototype"), (run.sub_cluster or "").upper()
+        low, high = 0.0, 40.0
+        for _ in range(8):
+            middle = (low + high) / 2.0
+            slow = simulated_tokens_per_s(run, performance, {machine: middle}) < measured
+            low, high = (low, middle) if slow else (middle, high)
+        found[machine] = (low + high) / 2.0
+    return found
+
+
+def _is_fitted(run: Run) -> bool:
+    return run.method == "separate" and run.mode == "offline"
+
+
+def _error(value: float, measured: float) -> float:
+    return round(value / measured - 1.0, 4)
 
 
 def _published(results: pl.DataFrame, run: Run, kind: str) -> float:
@@ -160,22 +173,27 @@ def _published(results: pl.DataFrame, run: Run, kind: str) -> float:
     return float(results.filter(where)["decode_tokens_per_s"][0])
 
 
-def simulated_tokens_per_s(run: Run, performance: PerformanceModel) -> float:
+def simulated_tokens_per_s(
+    run: Run, performance: PerformanceModel, overhead_ms: Mapping[str, float]
+) -> float:
     """Output tokens/s of the window; tokens of a request are spread evenly between its ends."""
     inputs, outputs = lengths()
-    engine = pipeline(run, float(inputs.mean()), _length_biased(outputs))
-    rng = np.random.default_rng(0)
-    if run.mode == "offline":
-        count = max(OFFLINE_ROUNDS * engine.most_requests, 1)
-        arrival = np.zeros(count)
-    else:
-        rate = (run.offered_tokens_per_s or 0.0) / float(inputs.mean() + outputs.mean())
-        arrival = np.cumsum(rng.exponential(1.0 / rate, int(2 * rate * run.until_s) + 10))
-        arrival = arrival[arrival < run.until_s]
-    which = rng.integers(0, inputs.size, arrival.size)
-    place = np.zeros(arrival.size, dtype=np.int64)
-    trace = Trace(("w",), arrival, place, inputs[which], outputs[which])
-    return tokens_between(simulate([engine], trace, performance), run.from_s, run.until_s)
+    engine = pipeline(run, float(inputs.mean()), _length_biased(outputs), overhead_ms)
+    found = []
+    for seed in range(1 if run.mode == "offline" else SEEDS):
+        rng = np.random.default_rng(seed)
+        if run.mode == "offline":
+            arrival = np.zeros(OFFLINE_ROUNDS * engine.most_requests)
+        else:
+            rate = (run.offered_tokens_per_s or 0.0) / float(inputs.mean() + outputs.mean())
+            arrival = np.cumsum(rng.exponential(1.0 / rate, int(2 * rate * run.until_s) + 10))
+            arrival = arrival[arrival < run.until_s]
+        which = rng.integers(0, inputs.size, arrival.size)
+        place = np.zeros(arrival.size, dtype=np.int64)
+        trace = Trace(("w",), arrival, place, inputs[which], outputs[which])
+        result = simulate([engine], trace, performance)
+        found.append(tokens_between(result, run.from_s, run.until_s))
+    return float(np.mean(found))
 
 
 def tokens_between(result: Result, from_s: float, until_s: float) -> float:
@@ -188,7 +206,9 @@ def tokens_between(result: Result, from_s: float, until_s: float) -> float:
     return float((share * result.trace.output_tokens).sum()) / (until_s - from_s)
 
 
-def pipeline(run: Run, mean_input: float, biased_output: float) -> Engine:
+def pipeline(
+    run: Run, mean_input: float, biased_output: float, overhead_ms: Mapping[str, float]
+) -> Engine:
     """The layout as one engine: a stage per layer range, a lane per machine."""
     layouts = pl.read_csv(HELIX / "helix_layouts.csv").filter(
         (pl.col("cluster") == "cluster24")
@@ -211,7 +231,12 @@ def pipeline(run: Run, mean_input: float, biased_output: float) -> Engine:
         tokens = [kv[machine, end - start] for machine in machines]
         room.append(sum(tokens))
         lanes = tuple(
-            Lane(_kind(run.model, machine), 0.0, held // BLOCK_TOKENS, _speed(run.model, machine))
+            Lane(
+                _kind(run.model, machine),
+                overhead_ms.get(machine, 0.0),
+                held // BLOCK_TOKENS,
+                _speed(run.model, machine),
+            )
             for machine, held in zip(machines, tokens, strict=True)
         )
         stages.append(EngineStage(end - start, end == layers_total, lanes))

@@ -45,10 +45,15 @@ class Round:
     cost_usd_per_hour: float
     served_share: float
     attainment: Mapping[str, float]  # by workload, at the plan's demand
+    requests: Mapping[str, int]  # behind it
     simulations: int
 
     def attains(self, target: float) -> bool:
-        return all(share >= target for share in self.attainment.values())
+        """Whether every workload does, within two standard errors of its sample."""
+        return all(
+            share >= target - 2.0 * math.sqrt(target * (1.0 - target) / self.requests[name])
+            for name, share in self.attainment.items()
+        )
 
 
 @dataclass(frozen=True)
@@ -123,7 +128,8 @@ def calibrate_caps(
         found, borne, count = _bear(inputs, plan, load, histories, target)
         used = {key: caps.get(key, assumed[key[1]]) for key in busy}
         shares = {m.workload: m.attainment for m in found.simulated if m.requests}
-        rounds.append(Round(used, plan.cost_usd_per_hour, plan.served_share, shares, count))
+        came = {m.workload: m.requests for m in found.simulated}
+        rounds.append(Round(used, plan.cost_usd_per_hour, plan.served_share, shares, came, count))
         new = {key: _bounded(busy[key] * borne[key]) for key in borne if key in busy}
         for key in new:
             if shares.get(key[0], 1.0) < target:  # both phases in time, but not in the same cases
