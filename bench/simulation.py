@@ -174,7 +174,10 @@ def single_engines(
     placement = Placement((Stage(0, model.layers, (part,)),), 1, places, 1.0, 1.0, 1.0)
     site = Site(performance, {node.name: node}, PlacementSettings())
     engines = replica_engines("r", Phase.AGGREGATED, placement, workload, "here", {"w": 1.0}, site)
-    return [replace(engine, token_budget=TOKEN_BUDGET) for engine in engines]
+    return [
+        replace(engine, token_budget=TOKEN_BUDGET, most_requests=places, step_requests=places)
+        for engine in engines
+    ]
 
 
 def summarise(errors: list[Error]) -> dict[str, object]:
