@@ -53,6 +53,18 @@ PROMPTS_PER_STEP = 1
 SEEDS = 10  # of online runs
 OFFLINE_ROUNDS = 30  # requests queued, per place
 TINY_MS = 1e-9  # tables hold no zeros
+CHAIN_WINDOW_S = (60.0, 660.0)  # as Helix's simulator counts
+# (machine, layers, how many in a row); output tokens/s of Helix's simulator, run on its own code.
+CHAINS = (
+    ("70B, 24 stages: A100 8, L4 3, T4 2 layers", "llama2-70b",
+     (("A100", 8, 4), ("L4", 3, 8), ("T4", 2, 12)), 222.0),
+    ("70B, 16 stages: A100 10, L4 4, T4 2", "llama2-70b",
+     (("A100", 10, 4), ("L4", 4, 8), ("T4", 2, 4)), 200.9),
+    ("70B, 10 stages: A100 12 and 8, L4 6", "llama2-70b",
+     (("A100", 12, 3), ("A100", 8, 1), ("L4", 6, 6)), 175.7),
+    ("30B, 10 stages: T4 6, L4 6", "llama1-30b", (("T4", 6, 2), ("L4", 6, 8)), 52.7),
+    ("30B, 10 stages: T4 6", "llama1-30b", (("T4", 6, 10),), 40.9),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +136,7 @@ def helix_runs() -> dict[str, object]:
             for row in rows
         ],
         "sums": sums,
+        "pipelines": chains(performance, fitted),
         "errors": {
             "runs, plain": _quantiles([_error(r["plain"], r["measured"]) for r in rows]),
             "test runs, fitted": _quantiles([_error(r["fitted"], r["measured"]) for r in test]),
@@ -178,7 +191,7 @@ def simulated_tokens_per_s(
 ) -> float:
     """Output tokens/s of the window; tokens of a request are spread evenly between its ends."""
     inputs, outputs = lengths()
-    engine = pipeline(run, float(inputs.mean()), _length_biased(outputs), overhead_ms)
+    engine = pipeline(run, overhead_ms)
     found = []
     for seed in range(1 if run.mode == "offline" else SEEDS):
         rng = np.random.default_rng(seed)
@@ -206,9 +219,7 @@ def tokens_between(result: Result, from_s: float, until_s: float) -> float:
     return float((share * result.trace.output_tokens).sum()) / (until_s - from_s)
 
 
-def pipeline(
-    run: Run, mean_input: float, biased_output: float, overhead_ms: Mapping[str, float]
-) -> Engine:
+def pipeline(run: Run, overhead_ms: Mapping[str, float]) -> Engine:
     """The layout as one engine: a stage per layer range, a lane per machine."""
     layouts = pl.read_csv(HELIX / "helix_layouts.csv").filter(
         (pl.col("cluster") == "cluster24")
@@ -216,34 +227,49 @@ def pipeline(
         & (pl.col("method") == run.layout)
         & (pl.col("num_layers") > 0)
     )
+    ranges = sorted(set(layouts.select("start_layer", "end_layer").iter_rows()))
+    stages = [
+        (end - start, layouts.filter(pl.col("start_layer") == start)["machine"].to_list())
+        for start, end in ranges
+    ]
+    return stages_engine(run.layout, run.model, stages, run.in_flight, overhead_ms)
+
+
+def stages_engine(
+    name: str,
+    model: str,
+    layout: Sequence[tuple[int, Sequence[str]]],
+    in_flight: int | None,
+    overhead_ms: Mapping[str, float],
+) -> Engine:
+    """Stages of (layers, machines); without `in_flight` as many requests as 80% of the KV holds."""
     kv = {
         (machine, layers): tokens
-        for model, machine, layers, tokens in pl.read_csv(HELIX / "helix_kv.csv")
+        for known, machine, layers, tokens in pl.read_csv(HELIX / "helix_kv.csv")
         .select("model", "machine", "num_layers", "kv_tokens")
         .iter_rows()
-        if model == run.model
+        if known == model
     }
-    layers_total, activation = MODELS[run.model]
-    ranges = sorted(set(layouts.select("start_layer", "end_layer").iter_rows()))
+    inputs, outputs = lengths()
     stages, room = [], []
-    for start, end in ranges:
-        machines = layouts.filter(pl.col("start_layer") == start)["machine"].to_list()
-        tokens = [kv[machine, end - start] for machine in machines]
+    for place, (layers, machines) in enumerate(layout):
+        tokens = [kv[machine, layers] for machine in machines]
         room.append(sum(tokens))
         lanes = tuple(
             Lane(
-                _kind(run.model, machine),
+                _kind(model, machine),
                 overhead_ms.get(machine, 0.0),
                 held // BLOCK_TOKENS,
-                _speed(run.model, machine),
+                _speed(model, machine),
             )
             for machine, held in zip(machines, tokens, strict=True)
         )
-        stages.append(EngineStage(end - start, end == layers_total, lanes))
-    requests = run.in_flight or int(KV_SHARE * min(room) / (mean_input + biased_output))
+        stages.append(EngineStage(layers, place == len(layout) - 1, lanes))
+    mean = float(inputs.mean()) + _length_biased(outputs)
+    requests = in_flight or int(KV_SHARE * min(room) / mean)
     batch = -(-requests // len(stages))
     return Engine(
-        name=run.layout,
+        name=name,
         phase=Phase.AGGREGATED,
         domain="here",
         weights={"w": 1.0},
@@ -253,8 +279,29 @@ def pipeline(
         most_requests=requests,
         token_budget=batch + PROMPTS_PER_STEP * LONGEST_INPUT,
         hop_latency_ms=LINK_LATENCY_MS,
-        hop_ms_per_token=activation / LINK_BYTES_PER_MS,
+        hop_ms_per_token=MODELS[model][1] / LINK_BYTES_PER_MS,
     )
+
+
+def chains(performance: PerformanceModel, fitted: Mapping[str, float]) -> list[dict[str, object]]:
+    """Whole-cluster pipelines beside Helix's simulator, which has no prototype run of them."""
+    inputs, outputs = lengths()
+    found: list[dict[str, object]] = []
+    for name, model, parts, theirs in CHAINS:
+        layout = [(layers, [machine]) for machine, layers, count in parts for _ in range(count)]
+        row: dict[str, object] = {"layout": name, "helix_simulator_tokens_per_s": theirs}
+        for kind, overhead in (("plain", {}), ("fitted", fitted)):
+            engine = stages_engine(name, model, layout, None, overhead)
+            rng = np.random.default_rng(0)
+            # They all start at once: enough to keep the pipeline full over the window.
+            count = OFFLINE_ROUNDS * engine.most_requests
+            which = rng.integers(0, inputs.size, count)
+            place = np.zeros(count, dtype=np.int64)
+            trace = Trace(("w",), np.zeros(count), place, inputs[which], outputs[which])
+            result = simulate([engine], trace, performance)
+            row[f"{kind}_tokens_per_s"] = round(tokens_between(result, *CHAIN_WINDOW_S), 1)
+        found.append(row)
+    return found
 
 
 def lengths() -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
