@@ -7,8 +7,9 @@ factor was fitted on) as a closed loop: `concurrency` requests in flight, ten ro
 default of 8192 new tokens a step on such cards (an assumption: the points do not say). The first
 round is cut to random outputs and not measured: equal requests that start together would stay
 together, which the measured times to first token show they did not. Mean TPOT and output tokens/s
-between the ends of the second and the ninth round against the measured ones. (b) Speed: a fleet of
-200 engines at a share of the rate at which it would be full.
+between the ends of the second and the ninth round against the measured ones. Speed: a fleet of 200
+engines at a share of the rate at which it would be full. Plan capacity: what a scenario's plan is
+planned to serve against what its replicas serve in simulation (`bench/plan_capacity.py`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import numpy as np
 import polars as pl
 
 import catalog.seed
+from bench.plan_capacity import plan_capacity
 from catalog import reads
 from catalog.seed import import_seed
 from catalog.store import Catalog
@@ -47,7 +49,8 @@ from planner.types import (
 from simulator.fleet import Engine, Site, replica_engines
 from simulator.measures import tpot_ms
 from simulator.run import Result, simulate
-from simulator.trace import Trace, steady_trace
+from simulator.streams import steady_trace
+from simulator.trace import Trace
 from tasks.inputs import performance_model, read_known
 
 ROUNDS = 10  # requests of a closed loop, per place
@@ -76,6 +79,8 @@ def main() -> None:
     parser.add_argument("--engines", type=int, default=200)
     parser.add_argument("--load", type=float, default=0.6, help="share of the full rate")
     parser.add_argument("--skip-speed", action="store_true")
+    parser.add_argument("--plan", help="a scenario whose plan's capacity is measured: core")
+    parser.add_argument("--home", help="a Coral home whose library is used for that")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     known, performance = shipped()
@@ -83,6 +88,8 @@ def main() -> None:
     found: dict[str, object] = {"vllm_points": summarise(errors)}
     if not options.skip_speed:
         found["speed"] = speed(known, performance, options.requests, options.engines, options.load)
+    if options.plan:
+        found["plan_capacity"] = plan_capacity(options.plan, options.home)
     print(json.dumps(found, indent=None if options.json else 2))
 
 
@@ -167,7 +174,10 @@ def single_engines(
     placement = Placement((Stage(0, model.layers, (part,)),), 1, places, 1.0, 1.0, 1.0)
     site = Site(performance, {node.name: node}, PlacementSettings())
     engines = replica_engines("r", Phase.AGGREGATED, placement, workload, "here", {"w": 1.0}, site)
-    return [replace(engine, token_budget=TOKEN_BUDGET) for engine in engines]
+    return [
+        replace(engine, token_budget=TOKEN_BUDGET, most_requests=places, step_requests=places)
+        for engine in engines
+    ]
 
 
 def summarise(errors: list[Error]) -> dict[str, object]:

@@ -258,6 +258,41 @@ def m009_profiles(connection: duckdb.DuckDBPyConnection) -> None:
     )
 
 
+def m011_simulations(connection: duckdb.DuckDBPyConnection) -> None:
+    """What simulations of plans and replays of days said, and the caps calibrated by them."""
+    connection.execute(
+        """
+        CREATE TABLE simulation (
+            simulation_id TEXT NOT NULL, simulated_at TIMESTAMPTZ NOT NULL,
+            scenario TEXT NOT NULL, decision_id TEXT NOT NULL, trace TEXT NOT NULL,
+            minutes DOUBLE NOT NULL, load DOUBLE NOT NULL, seed INTEGER NOT NULL,
+            workload TEXT NOT NULL, planned_rps DOUBLE NOT NULL, offered_rps DOUBLE NOT NULL,
+            requests BIGINT NOT NULL, done BIGINT NOT NULL, lost BIGINT NOT NULL,
+            too_long BIGINT NOT NULL, failed BIGINT NOT NULL, unfinished BIGINT NOT NULL,
+            attainment DOUBLE NOT NULL, ttft_attainment DOUBLE NOT NULL,
+            tpot_attainment DOUBLE NOT NULL, goodput_rps DOUBLE NOT NULL,
+            goodput_tokens_per_s DOUBLE NOT NULL, output_tokens_per_s DOUBLE NOT NULL,
+            ttft_p50_ms DOUBLE, ttft_p95_ms DOUBLE, tpot_p50_ms DOUBLE, tpot_p95_ms DOUBLE,
+            queue_p95_ms DOUBLE, preemptions BIGINT NOT NULL,
+            cost_usd_per_hour DOUBLE NOT NULL, simulate_s DOUBLE NOT NULL,
+            PRIMARY KEY (simulation_id, workload));
+        CREATE TABLE utilization_cap (
+            calibrated_at TIMESTAMPTZ NOT NULL, scenario TEXT NOT NULL, workload TEXT NOT NULL,
+            phase TEXT NOT NULL, terms TEXT NOT NULL, cap DOUBLE NOT NULL,
+            assumed DOUBLE NOT NULL, attainment DOUBLE NOT NULL, target DOUBLE NOT NULL,
+            simulations INTEGER NOT NULL, source TEXT NOT NULL);
+        CREATE TABLE evaluation (
+            evaluated_at TIMESTAMPTZ NOT NULL, evaluation_id TEXT NOT NULL,
+            scenario TEXT NOT NULL, seed INTEGER NOT NULL, every_minutes DOUBLE NOT NULL,
+            market_source TEXT NOT NULL, planner TEXT NOT NULL, hours DOUBLE NOT NULL,
+            usd_per_hour DOUBLE NOT NULL, nodes INTEGER NOT NULL, lost_nodes INTEGER NOT NULL,
+            replicas_started INTEGER NOT NULL, planned_rps DOUBLE NOT NULL,
+            demand_rps DOUBLE NOT NULL, requests BIGINT NOT NULL, attainment DOUBLE NOT NULL,
+            goodput_tokens_per_s DOUBLE NOT NULL, solve_s DOUBLE NOT NULL);
+        """
+    )
+
+
 MIGRATIONS: tuple[Migration, ...] = (
     m001_seed_tables,
     m002_decisions,
@@ -269,6 +304,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     m008_seed_imports,
     m009_profiles,
     m010_market,
+    m011_simulations,
 )
 
 

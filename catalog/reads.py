@@ -170,7 +170,8 @@ def read_performance(connection: duckdb.DuckDBPyConnection) -> PerformanceFrames
         ).pl(),
         engine_point=connection.sql(
             "SELECT p.gpu_profile, g.compute_capability, p.measured_tpot_ms, p.predicted_tpot_ms, "
-            "p.split FROM engine_point p JOIN gpu g ON g.profile_name = p.gpu_profile ORDER BY ALL"
+            "p.split, p.model FROM engine_point p "
+            "JOIN gpu g ON g.profile_name = p.gpu_profile ORDER BY ALL"
         ).pl(),
     )
 

@@ -17,9 +17,11 @@ import typer
 from coral import __version__
 from coral.fleet import fleet_app
 from coral.market import market_app
+from coral.options import Dask, Json, Scenario, Workers, Yes, check_scenario
 from coral.output import answer, answer_rows, flow_run, print_json
 from coral.profile import profile_app
 from coral.serving import Home, add_commands, refuse_taken
+from coral.simulating import add_simulations
 from coral.weights import weights_app
 
 if TYPE_CHECKING:
@@ -41,37 +43,7 @@ app.add_typer(weights_app, name="weights")
 app.add_typer(profile_app, name="profile")
 app.add_typer(market_app, name="market")
 add_commands(app)
-
-Scenario = Annotated[
-    str,
-    typer.Option(
-        "--scenario",
-        "-s",
-        help="A scenario file, or a shipped one: core, extended, internet, local, small-nodes, "
-        "suite, tiny.",
-    ),
-]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")
-]
-Dask = Annotated[
-    str | None,
-    typer.Option(
-        "--dask",
-        help="Address of a running Dask scheduler, tcp://host:8786. [a cluster on this machine]",
-    ),
-]
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        "--workers",
-        min=0,
-        help="Dask workers here, started for long builds; 0: this process alone. [one per core]",
-    ),
-]
-Yes = Annotated[
-    bool, typer.Option("--yes", "-y", help="Do not ask before a build of many combinations.")
-]
+add_simulations(app)
 
 
 def main() -> None:
@@ -114,18 +86,20 @@ def quickstart(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Build the template library, plan with it, and show the plan beside its baseline."""
+    """Build the template library, plan with it, simulate the plan, show all beside a baseline."""
     _check_build(scenario, home, dask, workers, yes)
     with flow_run():
         from coral.render import print_library, print_plan, summary
+        from coral.render_simulation import print_in_brief, simulated_summary
         from flows.quickstart import quickstart as run
 
         result = run(scenario, home, dask, workers)
     if as_json:
-        print_json(summary(result.allocation))
+        print_json({**summary(result.allocation), **simulated_summary(result.simulation)})
         return
     print_library(result.library)
     print_plan(result.allocation)
+    print_in_brief(result.simulation)
 
 
 @library_app.command("build")
@@ -165,7 +139,7 @@ def allocate(
     if what_if:
         _answer_what_if(scenario, what_if, home, as_json)
         return
-    _check(scenario, home)
+    check_scenario(scenario, home)
     with flow_run():
         from coral.render import print_plan, summary
         from flows.allocate import allocate as run
@@ -279,6 +253,14 @@ def compare(
             "of the cost on `core`; longer ones close them for Coral and baselines alike.",
         ),
     ] = 10.0,
+    simulate_minutes: Annotated[
+        float,
+        typer.Option(
+            "--simulate-minutes",
+            min=0.0,
+            help="Also serve so many minutes of requests with every plan, in simulation; 0: not.",
+        ),
+    ] = 2.0,
     home: Home = None,
     dask: Dask = None,
     workers: Workers = None,
@@ -300,49 +282,16 @@ def compare(
 
         _check_build(scenario, home, dask, workers, yes, with_whole_nodes)
     else:
-        _check(scenario, home)
+        check_scenario(scenario, home)
     with flow_run():
         from coral.render_compare import comparison_summary, print_comparison
         from flows.compare import compare as run
 
-        result = run(scenario, home, suite, sweep, only, ablate, engine, deadline, dask, workers)
+        result = run(
+            scenario, home, suite, sweep, only, ablate, engine, deadline, simulate_minutes, dask,
+            workers,
+        )  # fmt: skip
     answer(result, as_json, comparison_summary, print_comparison)
-
-
-@app.command()
-def simulate(
-    plan: Annotated[
-        str, typer.Option("--plan", help="latest: the latest plan of the scenario.")
-    ] = "latest",
-    scenario: Scenario = "core",
-    trace: Annotated[
-        str | None,
-        typer.Option(
-            "--trace",
-            help="A CSV or Parquet file with timestamp_s, model, input_tokens, output_tokens; or a "
-            "shipped trace whose minutes shape the demand: azure2023_conv. [Poisson at the demand]",
-        ),
-    ] = None,
-    minutes: Annotated[
-        float, typer.Option("--minutes", min=0.1, help="Simulated minutes; a file has its own.")
-    ] = 10.0,
-    load: Annotated[
-        float, typer.Option("--load", min=0.0, help="Times the demand of the plan.")
-    ] = 1.0,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of arrivals and lengths.")] = 0,
-    home: Home = None,
-    as_json: Json = False,
-) -> None:
-    """Serve requests with the latest plan in simulation: latencies, goodput, what is lost."""
-    if plan != "latest":
-        _fail(f"unknown plan {plan!r}: latest is the one that can be simulated", 2)
-    _check(scenario, home)
-    with flow_run():
-        from coral.render_simulation import print_simulation, simulation_summary
-        from flows.simulate import simulate as run
-
-        result = run(scenario, home, trace, minutes, load, seed)
-    answer(result, as_json, simulation_summary, print_simulation)
 
 
 @app.command()
@@ -369,7 +318,7 @@ def operate(
     as_json: Json = False,
 ) -> None:
     """Plan from where the fleet stands and move it by the difference."""
-    _check(scenario, home)
+    check_scenario(scenario, home)
     if every is not None:
         _operate_every(scenario, home, every, as_json)
     draft = dry_run or approve
@@ -488,15 +437,6 @@ def _answer_what_if(scenario: str, files: list[Path], home: str | None, as_json:
     with progress_bars():
         found = what_if(scenario, files, home)
     answer(found, as_json, what_if_summary, print_what_if)
-
-
-def _check(scenario: str, home: str | None) -> None:
-    """Find a mistake in the input before a flow starts, which takes Prefect seconds."""
-    from tasks.home import open_catalog
-    from tasks.inputs import load_inputs
-    from tasks.scenario_file import read_scenario
-
-    load_inputs(open_catalog(home), read_scenario(scenario))
 
 
 def _check_build(

@@ -44,6 +44,7 @@ def summary(result: AllocationResult) -> dict[str, Any]:
         "gap": round(coral.gap, 6),
         "proven": coral.proven,
         "stock": result.inputs.scenario.stock_note,
+        "caps": "calibrated" if result.inputs.caps else "assumed",
         "decision_id": decision.decision_id,
         "report": str(decision.report),
         "database": result.database,
@@ -188,6 +189,10 @@ def print_plan(result: AllocationResult) -> None:
         )
     for line in describe_rules(scenario.rules, plan):
         console.print(line)
+    if result.inputs.caps:
+        from tasks.report import describe_caps
+
+        console.print(describe_caps(result.inputs))
     _print_cost(console, result)
     _print_binding(console, result)
     _print_sources(console, result)

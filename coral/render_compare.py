@@ -13,6 +13,7 @@ from planner.engine import Engine
 
 if TYPE_CHECKING:
     from tasks.comparison import Comparison
+    from tasks.comparison_view import Line
 
 PAPER = """\
 The paper (arXiv 2605.04357) reports, at most, 2.79x the cost with Homo, 2.66x with Cauchy and 2.39x
@@ -53,14 +54,19 @@ def print_comparison(result: Comparison) -> None:
         "Cost: the planner's over Coral's where both serve everything. Goodput: Coral's served "
         "tokens over the planner's elsewhere. Planners that go one workload after another are "
         "means over orders. Coral and looser planners may keep the plans of stricter ones. "
-        "Differences below the gaps mean nothing: a longer --deadline closes those."
+        "Differences below the gaps mean nothing: a longer --deadline closes those. In SLO: of the "
+        "requests that a plan serves, in simulation, both objectives met; goodput: output tokens "
+        "of those."
     )
     console.print(NOT_ABLATED if result.ablated else PAPER)
     console.print(f"Table: {result.table}\nPlot: {result.plot}", soft_wrap=True)
 
 
 def _print_lines(console: Console, result: Comparison, engine: Engine) -> None:
+    simulated = any(line.goodput_tokens_per_s is not None for line in result.lines)
     table = Table("case", "planner", "USD/hour", "served", "nodes", "gap", "seconds")
+    for name in ("in SLO", "goodput tok/s") if simulated else ():
+        table.add_column(name, justify="right")
     case = None
     for line in result.lines:
         if line.engine is not engine:
@@ -73,9 +79,17 @@ def _print_lines(console: Console, result: Comparison, engine: Engine) -> None:
             str(line.nodes),
             "" if line.gap is None else f"{line.gap:.2%}",
             f"{line.seconds:.1f}",
+            *_simulated(line),
         )
         case = line.case
     console.print(table)
+
+
+def _simulated(line: Line) -> tuple[str, ...]:
+    if line.goodput_tokens_per_s is None:
+        return ()
+    met = "" if line.attainment is None else f"{line.attainment:.1%}"
+    return met, f"{line.goodput_tokens_per_s:.0f}"
 
 
 def _print_ratios(console: Console, result: Comparison, engine: Engine) -> None:

@@ -22,13 +22,16 @@ def simulation_summary(found: Simulation) -> dict[str, Any]:
     return {
         "scenario": found.scenario,
         "decision_id": found.decision_id,
-        "trace": found.trace,
+        "simulation_id": found.id,
+        "trace": found.load.name,
         "minutes": round(found.minutes, 3),
-        "seed": found.seed,
+        "load": found.load.factor,
+        "seed": found.load.seed,
         "requests": result.trace.requests,
         "replicas": found.replicas,
         "engines": found.engines,
         "cost_usd_per_hour": found.cost_usd_per_hour,
+        "attainment": found.attainment,
         "goodput_tokens_per_s": found.goodput_tokens_per_s,
         "usd_per_million_good_tokens": found.usd_per_million_good_tokens
         if found.goodput_tokens_per_s
@@ -43,6 +46,8 @@ def simulation_summary(found: Simulation) -> dict[str, Any]:
         "utilization_by_class": _by_class(found),
         "iterations": result.iterations,
         "simulate_s": round(result.wall_s, 3),
+        "report": str(found.report) if found.report else None,
+        "events": str(found.events) if found.events else None,
     }
 
 
@@ -50,7 +55,8 @@ def print_simulation(found: Simulation) -> None:
     """Planned and simulated figures per workload, what was lost, and how busy the nodes were."""
     console = make_console()
     table = Table(
-        title=f"Plan of scenario {found.scenario} under {found.trace}, {found.minutes:.1f} minutes",
+        title=f"Plan of scenario {found.scenario} under {found.load.name}, "
+        f"{found.minutes:.1f} minutes",
         title_justify="left",
     )
     for name in (
@@ -80,6 +86,39 @@ def print_simulation(found: Simulation) -> None:
     if found.goodput_tokens_per_s:
         cost += f", ${found.usd_per_million_good_tokens:.2f} per million tokens within both SLOs"
     console.print(cost)
+    if found.events:
+        console.print(f"Requests one by one: {found.events}", soft_wrap=True)
+    if found.report:
+        console.print(f"Report: {found.report}", soft_wrap=True)
+
+
+def simulated_summary(found: Simulation) -> dict[str, Any]:
+    """What quickstart's JSON object says of the simulation."""
+    return {
+        "simulated_minutes": round(found.minutes, 3),
+        "simulated_attainment": found.attainment,
+        "simulated_attainment_by_workload": {m.workload: m.attainment for m in found.simulated},
+        "simulated_goodput_tokens_per_s": found.goodput_tokens_per_s,
+        "planned_output_tokens_per_s": _planned_tokens_per_s(found),
+        "simulation_report": str(found.report) if found.report else None,
+    }
+
+
+def print_in_brief(found: Simulation) -> None:
+    """Attainment and goodput beside the plan, in two lines."""
+    console = make_console()
+    shares = ", ".join(f"{m.workload} {m.attainment:.1%}" for m in found.simulated if m.requests)
+    console.print(
+        f"In simulation ({found.minutes:.0f} minutes of requests at the demand): within both SLOs "
+        f"{shares}; {found.goodput_tokens_per_s:.0f} output tokens/s of them, "
+        f"{_planned_tokens_per_s(found):.0f} planned."
+    )
+    if found.report:
+        console.print(f"Simulation: {found.report}", soft_wrap=True)
+
+
+def _planned_tokens_per_s(found: Simulation) -> float:
+    return sum(planned.output_tokens_per_s for planned in found.planned.values())
 
 
 def _losses(measured: WorkloadMeasures) -> list[str]:

@@ -24,6 +24,7 @@ def compare(
     ablate: bool = False,
     engine: str = "both",
     deadline_s: float = 10.0,
+    simulate_minutes: float = 2.0,
     dask: str | None = None,
     workers: int | None = None,
 ) -> Comparison:
@@ -33,7 +34,8 @@ def compare(
     pattern on the names of instances or values; `ablate` switches
     Coral's levers off one by one instead of running the baselines, and builds the library without
     node options where it is not there yet; `engine` is any (all templates), vllm or both;
-    `deadline_s` is of one plan. `dask` and `workers` are as in build-library.
+    `deadline_s` is of one plan, which then serves `simulate_minutes` of requests in simulation (0:
+    not). `dask` and `workers` are as in build-library.
     """
     catalog, spec = open_catalog(home), read_scenario(scenario)
     if ablate:
@@ -41,6 +43,6 @@ def compare(
         build_variant(catalog, load_inputs(catalog, with_whole_nodes(spec)), dask, workers)
     found: Comparison = compare_task(
         catalog, opaque(spec), engines=engines_of(engine), suite=suite, sweep=sweep, only=only,
-        ablate=ablate, deadline_s=deadline_s,
+        ablate=ablate, deadline_s=deadline_s, simulate_minutes=simulate_minutes,
     )  # fmt: skip
     return found

@@ -1,4 +1,4 @@
-"""The main path in one run: library, then allocation."""
+"""The main path in one run: library, allocation, and the plan in simulation."""
 
 from __future__ import annotations
 
@@ -8,14 +8,20 @@ from prefect import flow
 
 from flows.allocate import AllocationResult, allocate
 from flows.build_library import LibraryResult, build_library
+from flows.simulate import simulate
+from tasks.compiling import compiling_aside
+from tasks.simulation import Simulation
+
+SIMULATED_MINUTES = 3.0
 
 
 @dataclass(frozen=True)
 class QuickstartResult:
-    """The library and the plan."""
+    """The library, the plan, and what it does under requests."""
 
     library: LibraryResult
     allocation: AllocationResult
+    simulation: Simulation
 
 
 @flow(name="quickstart", validate_parameters=False)
@@ -25,6 +31,9 @@ def quickstart(
     dask: str | None = None,
     workers: int | None = None,
 ) -> QuickstartResult:
-    """Build what is missing of the library, then plan with it."""
-    library = build_library(scenario, home, dask, workers)
-    return QuickstartResult(library, allocate(scenario, home))
+    """Build what is missing of the library, plan with it, and simulate the plan for a while."""
+    with compiling_aside():
+        library = build_library(scenario, home, dask, workers)
+        allocation = allocate(scenario, home)
+    simulation = simulate(scenario, home, minutes=SIMULATED_MINUTES)
+    return QuickstartResult(library, allocation, simulation)

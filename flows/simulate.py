@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from prefect import flow
 
 from tasks.home import open_catalog
 from tasks.inputs import load_inputs
 from tasks.opaque import opaque
+from tasks.requests import Load
 from tasks.scenario_file import read_scenario
-from tasks.simulation import Load, Simulation, simulate_task
+from tasks.simulation import Simulation, simulate_task
 
 
 @flow(name="simulate", validate_parameters=False)
@@ -19,8 +22,14 @@ def simulate(
     minutes: float = 10.0,
     load: float = 1.0,
     seed: int = 0,
+    own_lengths: bool = False,
+    events: str | None = None,
 ) -> Simulation:
-    """Simulate Coral's latest plan of the scenario under a trace."""
+    """Simulate Coral's latest plan of the scenario under a trace.
+
+    `trace`, `load` and `own_lengths` are as in tasks.requests.Load; `events` is a Parquet file.
+    """
     catalog = open_catalog(home)
     inputs = load_inputs(catalog, read_scenario(scenario))
-    return simulate_task(catalog, opaque(inputs), Load(trace, minutes, load, seed))
+    asked = Load(trace, minutes, load, seed, own_lengths)
+    return simulate_task(catalog, opaque(inputs), asked, Path(events) if events else None)

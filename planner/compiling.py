@@ -22,20 +22,29 @@ _config: Any = numba.config
 _njit: Any = numba.njit
 
 
-def compiler_of(sources: Path) -> Callable[[Function], Function]:
+def compiler_of(sources: Path, *, entry: bool) -> Callable[[Function], Function]:
     """A decorator that compiles for speed, once per machine and version of a folder's sources.
+
+    `entry`: Python calls the function. The others have no way in from Python: unpacking records of
+    dozens of arrays takes longer to compile than all the rest (the simulator: 83 s, without 26 s).
 
     Without Python's lock, so that a Dask worker can answer its scheduler; and without numba's
     reference counts, which cost more than the arithmetic in functions this small:
     so a compiled function may not allocate, and all work space comes from its caller.
     """
-    folder = _cache_folder(sources)
+    folder = cache_folder(sources)
 
     def compiled(function: Function) -> Function:
         before = _config.CACHE_DIR
         _config.CACHE_DIR = folder
         try:
-            made: Function = _njit(cache=folder is not None, nogil=True, _nrt=False)(function)
+            made: Function = _njit(
+                cache=folder is not None,
+                nogil=True,
+                _nrt=False,
+                no_cpython_wrapper=not entry,
+                no_cfunc_wrapper=True,
+            )(function)
         finally:
             _config.CACHE_DIR = before
         return made
@@ -43,7 +52,7 @@ def compiler_of(sources: Path) -> Callable[[Function], Function]:
     return compiled
 
 
-def _cache_folder(sources: Path) -> str | None:
+def cache_folder(sources: Path) -> str | None:
     """The folder of this version; None where none can be written: compiled anew each time."""
     base = Path(_config.CACHE_DIR) if _config.CACHE_DIR else user_cache_path("coral")
     folder = base / f"kernels-{digest_of_sources(sources)}"

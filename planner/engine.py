@@ -64,22 +64,30 @@ class EngineLimits:
     max_num_batched_tokens: int  # new tokens of one step
 
 
+SPARE_PLACES = 1.25  # of b: with fewer, long prompts leave steps half empty behind them
+
+
 def engine_limits(phase: Phase, placement: Placement, lengths: Lengths) -> EngineLimits:
     """Of each group's engine: M micro-batches of its share of b.
 
     A step carries that share's decodes; aggregated, b p / o new tokens more; prefill, its prompts
-    whole, one of them of p95 length. vLLM asks for at least as many tokens as requests.
+    whole, one of them of p95 length. Aggregated, the tokens hold the decodes to b on average;
+    requests whose prompts are under way (b / o whole ones a step, and a begun one) have places of
+    their own, since among the b they would keep decodes out, and so have some decodes more, since
+    outputs are unequal. vLLM asks for at least as many tokens as requests.
     Source: docs/formulation.md, sections 1 and 3.
     """
     batch = math.ceil(placement.micro_batch_size / placement.stages[0].nodes[0].data_parallel_size)
+    places = batch
     match phase:
         case Phase.AGGREGATED:
             tokens = batch * (1.0 + lengths.mean_input / lengths.mean_output)
+            places = math.ceil(SPARE_PLACES * batch) + math.ceil(batch / lengths.mean_output) + 1
         case Phase.DECODE:
             tokens = float(batch)
         case Phase.PREFILL:
             tokens = (batch - 1) * lengths.mean_input + lengths.p95_input
-    requests = placement.micro_batches * batch
+    requests = placement.micro_batches * places
     return EngineLimits(requests, max(math.ceil(tokens), requests))
 
 

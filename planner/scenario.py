@@ -125,6 +125,7 @@ class PlacementSpec(Strict):
     prefill_utilization: Share = 0.70
     decode_utilization: Share = 0.90
     aggregated_utilization: Share = 0.80
+    caps: Literal["calibrated", "assumed"] = "calibrated"
 
     @model_validator(mode="after")
     def _leave_time(self) -> PlacementSpec:

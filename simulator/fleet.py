@@ -51,15 +51,16 @@ class Engine:
     name: str
     phase: Phase
     domain: str
-    weights: Mapping[str, float]  # routing weight by workload
+    weights: Mapping[str, float]  # planned requests/s by workload
     stages: tuple[EngineStage, ...]
     micro_batches: int  # most in flight
-    step_requests: int  # most decodes in one micro-batch
+    step_requests: int  # most decodes in one micro-batch; prefill: prompts
     most_requests: int  # running at once
     token_budget: int  # new tokens of one micro-batch
     hop_latency_ms: float = 0.0
     hop_ms_per_token: float = 0.0
     kv_ms_per_token: float = 0.0  # to send (prefill) or receive (decode) a prompt's KV
+    group: str = ""  # engines of one group are alike; its name where none is given
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.stages) <= MOST_STAGES:
@@ -161,8 +162,6 @@ def _engine(
         for index, (stage, nodes) in enumerate(parts)
     )
     in_flight = placement.micro_batches
-    if phase is Phase.PREFILL:  # one micro-batch per stage (docs/formulation.md, P5)
-        in_flight = max(in_flight, len(parts))
     requests, tokens = share_limits(phase, share, in_flight, workload.lengths)
     slowest = min(
         site.nodes[node.node_class].network_peak_gbit_per_s
@@ -184,7 +183,7 @@ def _engine(
         weights=weights,
         stages=stages,
         micro_batches=in_flight,
-        step_requests=share,
+        step_requests=math.ceil(requests / in_flight),
         most_requests=requests,
         token_budget=tokens,
         hop_latency_ms=settings.hop_latency_ms,
@@ -221,7 +220,7 @@ def _lane(
         )
     return Lane(
         kind=GroupKind(model, workload.dtype, node_class, tp),
-        overhead_ms=site.performance.overhead_ms(gpu),
+        overhead_ms=site.performance.overhead_ms(gpu, model.name),
         kv_blocks=blocks,
         weight=node.batch / node.data_parallel_size,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,32 +93,6 @@ def _places(workloads: Sequence[Workload]) -> dict[str, int]:
     return {**places, **{workload.name: k for k, workload in enumerate(workloads)}}
 
 
-def steady_trace(
-    workloads: Sequence[Workload],
-    rates_rps: Mapping[str, float],
-    minutes: float,
-    seed: int,
-    shape: Sequence[float] = (),
-) -> Trace:
-    """Poisson arrivals at each workload's rate, or at `shape` times it minute by minute.
-
-    The lengths are drawn from `draw_lengths`. Equal arguments give equal traces.
-    """
-    rng = np.random.default_rng(seed)
-    factors = np.array([shape[k % len(shape)] if shape else 1.0 for k in range(math.ceil(minutes))])
-    parts = []
-    for k, workload in enumerate(workloads):
-        spans = np.minimum(60.0, 60.0 * minutes - 60.0 * np.arange(factors.size))
-        counts = rng.poisson(rates_rps.get(workload.name, 0.0) * factors * spans)
-        begins, lasts = np.repeat(60.0 * np.arange(factors.size), counts), np.repeat(spans, counts)
-        arrival = np.sort(begins + lasts * rng.random(begins.size))
-        lengths = workload.lengths
-        prompts = draw_lengths(rng, lengths.mean_input, lengths.p95_input, arrival.size)
-        outputs = draw_lengths(rng, lengths.mean_output, lengths.p95_output, arrival.size)
-        parts.append((arrival, np.full(arrival.size, k), prompts, outputs))
-    return _merge(workloads, parts)
-
-
 def fixed_trace(
     workload: Workload, rate_rps: float, requests: int, input_tokens: int, output_tokens: int
 ) -> Trace:
@@ -145,7 +119,8 @@ def draw_lengths(rng: np.random.Generator, mean: float, p95: float, count: int) 
     return np.clip(np.rint(drawn), 1, math.ceil(LONGEST_P95 * p95)).astype(np.int64)
 
 
-def _merge(workloads: Sequence[Workload], parts: Sequence[tuple[NDArray[Any], ...]]) -> Trace:
+def merged_trace(workloads: Sequence[Workload], parts: Sequence[tuple[NDArray[Any], ...]]) -> Trace:
+    """One trace of (arrival, place of the workload, prompt, output) of every workload."""
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
     order = np.argsort(columns[0], kind="stable")
     arrival, index, prompts, outputs = (column[order] for column in columns)

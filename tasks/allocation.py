@@ -17,6 +17,7 @@ from planner.allocation.plan import Plan
 from planner.allocation.problem import AllocationInput, NodeKey
 from planner.allocation.solve import keep_running
 from planner.baselines.homo_joint import plan_homo_joint, plan_never_worse
+from planner.caps import with_caps
 from planner.engine import runnable
 from planner.errors import NoTemplateError
 from planner.resolve import Scenario
@@ -27,7 +28,7 @@ from tasks.report import Decision, write_report
 
 
 def read_library(catalog: Catalog, inputs: Inputs) -> list[Template]:
-    """The scenario's templates.
+    """The scenario's templates, under its utilisation caps (calibrated ones where there are).
 
     Raises NoTemplateError: the library was not built for this scenario, or only in part.
     """
@@ -44,7 +45,7 @@ def read_library(catalog: Catalog, inputs: Inputs) -> list[Template]:
                 )
             own = reads.read_templates(connection, keys)
             templates += reads.with_shares(connection, own, _shares(inputs, phase, own))
-    return templates
+    return with_caps(templates, inputs.caps, inputs.scenario.placement.utilization)
 
 
 def allocation_input(

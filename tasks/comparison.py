@@ -27,8 +27,9 @@ from planner.types import Market, Template
 from tasks import progress
 from tasks.allocation import allocation_input, read_library
 from tasks.comparison_plot import draw_lines
+from tasks.comparison_simulation import served_in_simulation
 from tasks.comparison_view import CORAL, Line
-from tasks.inputs import load_inputs
+from tasks.inputs import Inputs, load_inputs
 from tasks.levers import Planner, levers
 from tasks.suite import read_suite
 
@@ -48,6 +49,7 @@ class Case:
     engine: Engine
     data: AllocationInput
     whole: tuple[Template, ...] | None = None  # the library without node options, for an ablation
+    inputs: Inputs | None = None  # what a simulation needs
 
 
 @dataclass(frozen=True)
@@ -92,13 +94,16 @@ def cases_of(
         whole = tuple(read_library(catalog, load_inputs(catalog, with_whole_nodes(spec))))
     markets = []
     for name, group, changed in _specs(spec, suite, sweep):
-        data = allocation_input(load_inputs(catalog, changed), library)
+        inputs = load_inputs(catalog, changed)
+        data = allocation_input(inputs, library)
         settings = replace(data.settings, deadline_s=deadline_s)
-        markets.append((name, group, replace(data, settings=settings)))
+        markets.append((name, group, replace(data, settings=settings), inputs))
     if sweep == "domains":
-        market = markets[0][2]
-        markets = [(f"{n} domain{'s' * (n > 1)}", str(n), fragmented(market, n)) for n in DOMAINS]
-    names = [name for name, _, _ in markets]
+        _, _, market, inputs = markets[0]
+        markets = [
+            (f"{n} domain{'s' * (n > 1)}", str(n), fragmented(market, n), inputs) for n in DOMAINS
+        ]
+    names = [name for name, *_ in markets]
     markets = [market for market in markets if fnmatchcase(market[0], only)]
     if not markets:
         raise ScenarioError(f"no case matches {only!r}; there are {', '.join(names)}")
@@ -109,9 +114,10 @@ def cases_of(
             engine,
             replace(data, templates=runnable(data.templates, engine)),
             None if whole is None else runnable(whole, engine),
+            inputs,
         )
         for engine in engines
-        for name, group, data in markets
+        for name, group, data, inputs in markets
     ]
 
 
@@ -171,8 +177,10 @@ def fragmented(data: AllocationInput, parts: int) -> AllocationInput:
     )
 
 
-def plan_cases(cases: Sequence[Case], *, ablate: bool = False) -> list[Line]:
-    """Every case planned by Coral and by the baselines, or with levers off.
+def plan_cases(
+    cases: Sequence[Case], *, ablate: bool = False, simulate_minutes: float = 0.0
+) -> list[Line]:
+    """Every case planned by Coral and by the baselines, or with levers off, and simulated.
 
     Coral goes last: it starts from the best plan of the others that it could have made too, those
     with fewer templates included, and so is never worse than any of them.
@@ -191,8 +199,12 @@ def plan_cases(cases: Sequence[Case], *, ablate: bool = False) -> list[Line]:
         starts += [best[case.name]] if case.name in best else []
         best[case.name] = _coral(case.data, starts)
         done += 1
-        lines.append(_line(case, CORAL, best[case.name]))
-        lines += [_line(case, name, plans) for name, plans in found.items()]
+        found = {CORAL: best[case.name], **found}
+        lines += [
+            served_in_simulation(case.inputs, _line(case, name, plans), _plans(plans),
+                                 simulate_minutes)
+            for name, plans in found.items()
+        ]  # fmt: skip
     progress.report("compare", total, total)
     order = list(Engine)
     return sorted(lines, key=lambda line: order.index(line.engine))
@@ -208,13 +220,17 @@ def compare(
     only: str = "*",
     ablate: bool = False,
     deadline_s: float = 10.0,
+    simulate_minutes: float = 2.0,
 ) -> Comparison:
-    """Plan every case with Coral and each baseline (or each lever off) and write table and plot."""
+    """Plan every case with Coral and each baseline (or each lever off) and write table and plot.
+
+    Every plan then serves `simulate_minutes` of requests in simulation (0: not).
+    """
     cases = cases_of(
         catalog, spec, engines, suite=suite, sweep=sweep, only=only, ablate=ablate,
         deadline_s=deadline_s,
     )  # fmt: skip
-    lines = plan_cases(cases, ablate=ablate)
+    lines = plan_cases(cases, ablate=ablate, simulate_minutes=simulate_minutes)
     kind = "ablation" if ablate else "comparison"
     over = "the suite" if suite else f"{sweep} of {spec.name}" if sweep else spec.name
     title = f"{kind} over {over}"

@@ -28,6 +28,8 @@ class Line:
     nodes: int
     gap: float | None  # None: a heuristic, or several orders
     seconds: float
+    attainment: float | None = None  # share of the requests served within both SLOs, simulated
+    goodput_tokens_per_s: float | None = None  # output tokens of those
 
     @property
     def served_all(self) -> bool:

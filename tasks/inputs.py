@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 
@@ -11,13 +11,15 @@ import duckdb
 
 from catalog import reads
 from catalog.seed import import_seed
+from catalog.simulations import read_caps
 from catalog.store import Catalog
+from planner.caps import Caps
 from planner.known import Known
 from planner.market import SNAPSHOT, MarketSpec
 from planner.perf.allreduce import AllReduce, LinkFit
 from planner.perf.grids import Line
 from planner.perf.model import PerformanceModel
-from planner.perf.overhead import EnginePoint, fit_engine_overhead
+from planner.perf.overhead import EnginePoint, fit_engine_overhead, fit_model_overhead
 from planner.perf.roofline import Calibration
 from planner.perf.tables import LayerRow, group_rows
 from planner.placement.combinations import CombinationSet, enumerate_combinations
@@ -53,6 +55,12 @@ class Inputs:
     offers_rejected: Mapping[str, int]  # by reason; key '' counts the accepted ones
     prices_at: datetime  # when the oldest of the prices in use were last seen
     feeds: tuple[FeedInUse, ...]  # the sources of prices
+    caps: Caps = field(default_factory=dict)  # calibrated utilisation caps; the others are assumed
+
+    @property
+    def terms(self) -> dict[tuple[str, Phase], str]:
+        """What a cap is good for: hashes of the terms by (workload, phase)."""
+        return {(p.workload.name, p.problem.phase): p.problem.terms_digest for p in self.phases}
 
 
 def load_inputs(catalog: Catalog, spec: ScenarioSpec, now: datetime | None = None) -> Inputs:
@@ -82,7 +90,11 @@ def load_inputs(catalog: Catalog, spec: ScenarioSpec, now: datetime | None = Non
         for workload in scenario.workloads
         for phase in Phase
     )
-    return Inputs(scenario, phases, performance, judged, market.prices_at, market.feeds)
+    inputs = Inputs(scenario, phases, performance, judged, market.prices_at, market.feeds)
+    if placement.caps == "assumed":
+        return inputs
+    with catalog.read() as connection:
+        return replace(inputs, caps=read_caps(connection, scenario.name, inputs.terms))
 
 
 def read_known(connection: duckdb.DuckDBPyConnection, market: MarketState | None = None) -> Known:
@@ -124,17 +136,17 @@ def performance_model(frames: reads.PerformanceFrames) -> PerformanceModel:
             frames.calibration.iter_rows()
         )
     }
+    points = [
+        EnginePoint(f"{capability:.1f}", measured, predicted, model)
+        for _, capability, measured, predicted, split, model in frames.engine_point.iter_rows()
+        if split == "fit"
+    ]
     return PerformanceModel(
         rows=group_rows(rows),
         calibrations=calibrations,
         all_reduce=_all_reduce(frames),
-        engine_overhead_ms=fit_engine_overhead(
-            [
-                EnginePoint(f"{capability:.1f}", measured, predicted)
-                for _, capability, measured, predicted, split in frames.engine_point.iter_rows()
-                if split == "fit"
-            ]
-        ),
+        engine_overhead_ms=fit_engine_overhead(points),
+        model_overhead_ms=fit_model_overhead(points),
     )
 
 

@@ -19,11 +19,10 @@ from prefect.cache_policies import NO_CACHE
 from catalog import reads, writes
 from catalog.store import Catalog
 from planner.placement.combinations import Members, SplitFloors
+from planner.placement.guests import guest_rps
 from planner.placement.latency import explain_no_template
-from planner.placement.search import throughput_of
 from planner.placement.settings import PlacementSettings
 from planner.placement.solution import Outcome
-from planner.placement.stages import StageTable
 from planner.types import DISAGGREGATED, Phase, Template, describe_combination
 from tasks import progress
 from tasks.inputs import PhaseInputs
@@ -179,13 +178,14 @@ def share_templates(catalog: Catalog, phases: Sequence[PhaseInputs]) -> int:
             ids = [g.problem.key(t.combination) for g in guests for t in templates]
             known = {row[:2] for row in reads.read_shares(connection, keys, ids)}
         for guest in guests:
-            table = StageTable(guest.problem)
             rows = []
             for template in templates:
                 share = guest.problem.key(template.combination)
                 if (template.id, share) in known:
                     continue
-                raw = throughput_of(table, template.combination, template.placement)
+                raw = guest_rps(
+                    guest.problem, owner.problem, template.combination, template.placement
+                )
                 rps = raw * guest.problem.terms.utilization
                 rows.append((template.id, share, guest.workload.name, rps))
                 progress.report(

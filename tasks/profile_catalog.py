@@ -132,7 +132,7 @@ def read_table(home: str | None, model: str, gpu: str, tp: int) -> TableView:
             f"no measured table of {model} on {card.name} at tensor parallel size {tp}; "
             "`coral profile show` lists those there are"
         )
-    overhead = performance.overhead_ms(card)  # as plans have it: fitted over the GPU's family
+    overhead = performance.overhead_ms(card, model)  # as plans have it
     checks = tuple(_with_overhead(EngineCheck(*e), overhead) for e in engine)
     return TableView(shapes, card, tp, tuple(rows), performance, overhead, checks, rows[0].source)
 

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from importlib import resources
 from pathlib import Path
 
-import jinja2
-import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from planner.allocation.explain import cost_by_workload
 from planner.allocation.plan import Plan
-from planner.placement.settings import PlacementSettings
 from planner.types import Market, Phase, Template
 from tasks.inputs import Inputs
-
-# Colour-blind safe (Okabe-Ito), readable on white and on near-black alike.
-PURE, MIXED, BASELINE = "#0072B2", "#D55E00", "#7f7f7f"
+from tasks.page import BASELINE, MIXED, PURE, svg, write_page
 
 
 @dataclass(frozen=True)
@@ -54,9 +47,9 @@ def write_report(
 ) -> None:
     """Write the page, whole or not at all."""
     scenario, plan = inputs.scenario, decision.coral
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    page = environment.from_string((resources.files("tasks") / "report.html").read_text())
-    text = page.render(
+    write_page(
+        path,
+        "report.html",
         scenario=scenario,
         decision=decision,
         plan=plan,
@@ -67,21 +60,14 @@ def write_report(
             (name, cost, cost_by_workload(decision.homo_joint).get(name, 0.0))
             for name, cost in cost_by_workload(plan).items()
         ],
-        cost_chart=_svg(_cost_figure(plan, decision.homo_joint)),
-        template_chart=_svg(_template_figure(templates, _class_prices(inputs))),
+        cost_chart=svg(_cost_figure(plan, decision.homo_joint)),
+        template_chart=svg(_template_figure(templates, _class_prices(inputs))),
         numbers=_numbers(inputs, plan),
-        assumptions=[
-            *_assumptions(scenario.placement, scenario.stock_note),
-            *_market_notes(inputs),
-        ],
+        assumptions=[*_assumptions(inputs), *_market_notes(inputs)],
         prices_at=inputs.prices_at.isoformat(timespec="minutes"),
         rejected={k: n for k, n in inputs.offers_rejected.items() if k},
         accepted=inputs.offers_rejected.get("", 0),
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".draft")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
 
 
 def _plan_rows(plan: Plan) -> list[tuple[str, str, str, int, str]]:
@@ -170,18 +156,6 @@ def _usd(template: Template, prices: dict[str, float]) -> float:
     return sum(prices[name] * count for name, count in template.combination)
 
 
-def _svg(figure: Figure) -> str:
-    """Inline SVG in the page's own text colour and font."""
-    buffer = io.StringIO()
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "coral"}):
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    return text.replace("#000000", "currentColor").replace(
-        "stroke: #262626", "stroke: currentColor"
-    )
-
-
 def _numbers(inputs: Inputs, plan: Plan) -> list[_Number]:
     workloads = {workload.name: workload for workload in inputs.scenario.workloads}
     nodes = {node.name: node for node in inputs.scenario.node_classes}
@@ -211,12 +185,11 @@ def _market_notes(inputs: Inputs) -> list[str]:
     return [*notes, *([f"Avoided for now: {avoided}."] if avoided else [])]
 
 
-def _assumptions(settings: PlacementSettings, stock_note: str) -> list[str]:
-    shares = ", ".join(f"{p.value} {u:.0%}" for p, u in settings.utilization.items())
+def _assumptions(inputs: Inputs) -> list[str]:
+    settings = inputs.scenario.placement
     return [
-        f"Stock is {stock_note}: no public count of GPU stock exists.",
-        f"Replicas are loaded to at most {shares} of their throughput; the simulator has not "
-        "calibrated these caps yet.",
+        f"Stock is {inputs.scenario.stock_note}: no public count of GPU stock exists.",
+        describe_caps(inputs),
         f"{settings.ttft_queue_share:.0%} of the TTFT objective is kept for queueing and "
         f"{settings.kv_handover_share:.0%} for moving the prompt's KV between prefill and decode.",
         f"{settings.memory_utilization:.0%} of a card's memory less "
@@ -225,3 +198,21 @@ def _assumptions(settings: PlacementSettings, stock_note: str) -> list[str]:
         "a domain is free.",
         "Throughput is computed at mean lengths, latency with one request of p95 length.",
     ]
+
+
+def describe_caps(inputs: Inputs) -> str:
+    """Which utilisation caps a plan was made with."""
+    assumed = inputs.scenario.placement.utilization
+    shares = ", ".join(f"{phase.value} {cap:.0%}" for phase, cap in assumed.items())
+    if not inputs.caps:
+        return (
+            f"Replicas are loaded to at most {shares} of their throughput: assumed caps, not "
+            "calibrated by simulation (`coral calibrate-caps` does)."
+        )
+    found = ", ".join(
+        f"{name} {phase.value} {cap:.0%}" for (name, phase), cap in sorted(inputs.caps.items())
+    )
+    return (
+        f"Replicas are loaded to at most these shares of their throughput, calibrated by "
+        f"simulation: {found}; assumed for the others: {shares}."
+    )

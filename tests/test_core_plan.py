@@ -92,7 +92,7 @@ def recheck(inputs: Inputs, template: Template) -> None:
                 tail = performance.prefill_step(
                     model, workload.dtype, node, tp, one, lengths.mean_input, lengths.p95_input
                 )
-            once = performance.overhead_ms(node.gpu) + last * times.head_ms[0]
+            once = performance.overhead_ms(node.gpu, model.name) + last * times.head_ms[0]
             stage_steps.append(stage.layers * times.layer_ms[0] + once)
             stage_latencies.append(stage.layers * tail.layer_ms[0] + once)
             kv_bytes = stage.layers * model.kv_bytes_per_token_per_layer

@@ -107,7 +107,16 @@ def _left_over(data: AllocationInput, used: Counter[NodeKey]) -> AllocationInput
     taken: Counter[StockKey] = Counter()
     for key, count in used.items():
         taken[stock_key(by_key[key])] += count
-    offers = tuple(replace(o, stock=o.stock - taken[stock_key(o)]) for o in data.offers)
+    most: dict[StockKey, int] = {}  # of both markets together (A2)
+    for offer in data.offers:
+        most[stock_key(offer)] = max(most.get(stock_key(offer), 0), offer.stock)
+    offers = tuple(
+        replace(
+            o,
+            stock=min(o.stock - used[node_key(o)], most[stock_key(o)] - taken[stock_key(o)]),
+        )
+        for o in data.offers
+    )
     spent = sum(by_key[key].price_usd_per_hour * count for key, count in used.items())
     options = replace(
         data.options,

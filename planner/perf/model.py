@@ -51,6 +51,8 @@ class PerformanceModel:
     calibrations: Mapping[tuple[str, str, str], Calibration]  # (profile name, scope, dtype)
     all_reduce: AllReduce
     engine_overhead_ms: Mapping[str, float]  # by GPU family; absent where never fitted
+    # By (GPU family, model name), of models with measured runs enough of their own.
+    model_overhead_ms: Mapping[tuple[str, str], float] = field(default_factory=dict)
     _tables: dict[TableKey, LayerTable] = field(default_factory=dict, repr=False)
 
     def decode_step(
@@ -109,9 +111,14 @@ class PerformanceModel:
         layer = layer + self.comm_ms(model, node, tp, tokens)
         return StepTimes(layer, times.head_ms(batch + prefill_tokens / prompt_tokens))
 
-    def overhead_ms(self, gpu: GpuSpec) -> float:
-        """Engine overhead per step; 0 where it was never fitted (see provenance)."""
-        return self.engine_overhead_ms.get(family_of(gpu), 0.0)
+    def overhead_ms(self, gpu: GpuSpec, model: str = "") -> float:
+        """Engine overhead per step, the model's own where it has one, else the GPU family's.
+
+        0 where neither was fitted (see provenance).
+        """
+        family = family_of(gpu)
+        shared = self.engine_overhead_ms.get(family, 0.0)
+        return self.model_overhead_ms.get((family, model), shared)
 
     def provenance(self, model: ModelSpec, dtype: str, node: NodeClass, tp: int) -> Provenance:
         """The worst source among layer times, all-reduce and engine overhead."""

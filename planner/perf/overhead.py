@@ -1,4 +1,4 @@
-"""Engine overhead per step, fitted per GPU family on measured serving points."""
+"""Engine overhead per step, fitted on measured serving points per GPU family, and per model."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ class EnginePoint:
     family: str  # compute capability, '9.0' for Hopper
     measured_tpot_ms: float
     predicted_tpot_ms: float
+    model: str = ""
+
+
+LEAST_POINTS = 10  # of a model on a family, for an overhead of its own
 
 
 def fit_engine_overhead(points: Sequence[EnginePoint]) -> Mapping[str, float]:
@@ -27,6 +31,18 @@ def fit_engine_overhead(points: Sequence[EnginePoint]) -> Mapping[str, float]:
     families = sorted({point.family for point in points})
     return {
         family: _weighted_median([p for p in points if p.family == family]) for family in families
+    }
+
+
+def fit_model_overhead(points: Sequence[EnginePoint]) -> Mapping[tuple[str, str], float]:
+    """The same by (family, model), of models with points enough.
+
+    What their tables miss beyond the engine's own time is in it too.
+    """
+    keys = sorted({(point.family, point.model) for point in points if point.model})
+    mine = {key: [p for p in points if (p.family, p.model) == key] for key in keys}
+    return {
+        key: _weighted_median(found) for key, found in mine.items() if len(found) >= LEAST_POINTS
     }
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.placement import kernels
-from planner.placement.profile import NodeProfile, PhaseProblem
+from planner.placement.profile import NodeProfile, PhaseProblem, prefill_micro_batches
 from planner.placement.settings import RELATIVE_TOLERANCE, SHARE_WIDTHS
 from planner.placement.stages import Role, handover_ms, network_ms
 from planner.types import Phase
@@ -102,13 +102,14 @@ class PhaseArrays:
         problem = self.problem
         mixed = problem.phase is Phase.AGGREGATED
         rows = []
-        for m in range(1, max_nodes + 1):
+        for nodes in range(1, max_nodes + 1):
+            m = nodes if problem.phase.in_cycles else prefill_micro_batches(nodes)
             for b in problem.batch_sizes:
                 # Of widths with the same least share only the widest counts.
                 shares = {-(-b // width): width for width in SHARE_WIDTHS} if mixed else {0: 1}
                 for share, width in shares.items():
-                    table = (m - 1) * len(SHARE_WIDTHS) + SHARE_WIDTHS.index(width)
-                    rows.append((m, b, share, table if mixed else m - 1))
+                    table = (nodes - 1) * len(SHARE_WIDTHS) + SHARE_WIDTHS.index(width)
+                    rows.append((m, b, share, table if mixed else nodes - 1))
         micro, batch, share, table = np.array(rows, dtype=np.int64).T.copy()
         if problem.phase.in_cycles:
             limits = [problem.terms.longest_cycle_ms(row[2]) for row in rows]
@@ -182,8 +183,9 @@ class Relaxations:
         `most`: micro-batches in flight, in cycles.
         """
         micro = self.pairs.micro_batches
-        first, last = (1, most) if self.arrays.problem.phase.in_cycles else (size, size)
-        # Prefill keeps at most one micro-batch per stage, and stages are at most the nodes.
+        first, last = 1, most
+        if not self.arrays.problem.phase.in_cycles:
+            first = last = prefill_micro_batches(size)
         chosen = slice(*np.searchsorted(micro, [first, last + 1]).tolist())
         for m in range(first, last + 1):
             if m not in self._filled:

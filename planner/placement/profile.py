@@ -22,7 +22,15 @@ from planner.placement.settings import RELATIVE_TOLERANCE, PlacementSettings
 from planner.types import Combination, Link, NodeClass, Phase, Provenance, Workload
 
 GIB = 2.0**30
-FORMULATION_VERSION = 2  # raise it whenever the same numbers would give another placement
+FORMULATION_VERSION = 3  # raise it whenever the same numbers would give another placement
+
+
+def prefill_micro_batches(nodes: int) -> int:
+    """M of prefill on so many nodes: enough for unequal prompts not to starve a stage.
+
+    One per stage and one per hop would do for equal ones (docs/formulation.md, P5).
+    """
+    return max(1, 8 * (nodes - 1))
 
 
 @dataclass(frozen=True)
@@ -137,7 +145,7 @@ class PhaseProblem:
         order and number of the other classes do not matter.
         """
         parts = np.array([_lanes(self._digests[name]) for name in self.names])
-        terms = np.array(_lanes(self._terms_digest))
+        terms = np.array(_lanes(self.terms_digest))
         with np.errstate(over="ignore"):
             sums = terms + parts[members].sum(axis=1, dtype=np.uint64)
         text = sums.astype(">u8").tobytes().hex()
@@ -149,7 +157,8 @@ class PhaseProblem:
         return tuple(sorted(self.nodes))
 
     @cached_property
-    def _terms_digest(self) -> str:
+    def terms_digest(self) -> str:
+        """Content hash of everything but the nodes."""
         parts = [FORMULATION_VERSION, self.workload, asdict(self.terms), self.batch_sizes]
         text = json.dumps([*parts, self.least_gain, self.solver], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
@@ -284,7 +293,7 @@ def _node_option(
         layer_ms=layer,
         head_ms=head,
         latency_layer_ms=latency,
-        overhead_ms=performance.overhead_ms(gpu),
+        overhead_ms=performance.overhead_ms(gpu, model.name),
         free_bytes=GIB * (gpu.memory_gib * settings.memory_utilization)
         - GIB * settings.reserve_gib_per_gpu,
         layer_bytes=model.bytes_per_layer / tp,

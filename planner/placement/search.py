@@ -24,11 +24,11 @@ from planner.placement.ilp import (
     min_sum_pipeline,
     pipeline_columns,
 )
-from planner.placement.profile import PhaseProblem
+from planner.placement.profile import PhaseProblem, prefill_micro_batches
 from planner.placement.settings import RELATIVE_TOLERANCE, SHARE_WIDTHS
 from planner.placement.solution import Outcome, Solved
 from planner.placement.stages import Role, StageTable, Units, hop_ms, split_pipeline, units_of
-from planner.types import Combination, Phase, Placement, Stage, combination_size
+from planner.types import Combination, Phase, Placement, combination_size
 
 ILP_TIME_LIMIT_S = 20.0
 
@@ -110,23 +110,6 @@ def best_placement(table: StageTable, combination: Combination, floor_rps: float
     return Solution(placement, search.proven, search.ilps)
 
 
-def throughput_of(table: StageTable, combination: Combination, placement: Placement) -> float:
-    """What a given placement serves of the table's workload, before utilisation; 0 if nothing.
-
-    Stages, layers and options stay; micro-batches, their size and shares are chosen anew. This is
-    T[t, w] of a workload that shares another's replicas.
-    """
-    search = _Search(table, combination, 0.0)
-    stages = tuple(
-        StageChoice(Role.at(index, len(placement.stages)), (), stage.layers)
-        for index, stage in enumerate(placement.stages)
-    )
-    units = tuple(_units(table.problem, stage) for stage in placement.stages)
-    for pair in sorted(search.pairs(), key=lambda p: -p.rps_bound):
-        search.try_stages(pair, stages, units)
-    return search.best.raw_rps if search.best else 0.0
-
-
 class _Search:
     """State of one combination's search."""
 
@@ -155,8 +138,7 @@ class _Search:
 
     def pairs(self) -> list[_Pair]:
         nodes = combination_size(self.combination)
-        # Prefill keeps at most one micro-batch per stage, and stages are at most the nodes.
-        counts = range(1, nodes + 1) if self.in_cycles else [nodes]
+        counts = range(1, nodes + 1) if self.in_cycles else [prefill_micro_batches(nodes)]
         return [
             pair
             for micro_batches in counts
@@ -171,14 +153,12 @@ class _Search:
             return [0]
         return sorted({-(-batch // width) for width in SHARE_WIDTHS})
 
-    def try_stages(
-        self, pair: _Pair, stages: tuple[StageChoice, ...], units: tuple[Units, ...] = ()
-    ) -> None:
-        """Placements whose stages are given, with their nodes free or (units) in fixed options."""
+    def try_stages(self, pair: _Pair, stages: tuple[StageChoice, ...]) -> None:
+        """Placements whose stages are given."""
         if pair.cycle_bound_ms > self.longest_cycle_ms(pair):
             return
         hop = hop_ms(self.problem, self.combination, pair.batch)
-        nodes = units or tuple(units_of(stage.part) for stage in stages)
+        nodes = tuple(units_of(stage.part) for stage in stages)
         if self.in_cycles:
             slowest, latency = self._measure(stages, nodes, pair, hop, np.inf)
             cycle = max(latency, pair.micro_batches * slowest)
@@ -348,15 +328,6 @@ class _Search:
         units = units_of(self.combination)
         times = self.table.latency_ms(units, Role.NOWHERE, micro_batches, batch)
         return self.terms.layers * float((times[1:] / layers).min())
-
-
-def _units(problem: PhaseProblem, stage: Stage) -> Units:
-    units = []
-    for node in stage.nodes:
-        shapes = [(option.tp, option.dp) for option in problem.nodes[node.node_class].options]
-        which = shapes.index((node.tensor_parallel_size, node.data_parallel_size))
-        units.append((node.node_class, which))
-    return tuple(sorted(units))
 
 
 def _read_back(problem: PhaseProblem, best: _Candidate) -> Placement:

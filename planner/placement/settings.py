@@ -46,6 +46,7 @@ class PlacementSettings:
     aggregated_batch_sizes: tuple[int, ...] = (4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
     ttft_queue_share: float = 0.20  # of the TTFT objective, kept for queueing
     kv_handover_share: float = 0.30  # of the TTFT objective, kept for moving the prompt's KV
+    caps: Literal["calibrated", "assumed"] = "calibrated"  # where there are calibrated ones
     utilization: Mapping[Phase, float] = field(
         default_factory=lambda: {
             Phase.PREFILL: 0.70,

@@ -324,7 +324,7 @@ def node_times(
     return NodeTimes(step, step if problem.phase.in_cycles else latency)
 
 
-def hop_ms(problem: PhaseProblem, combination: Combination, batch: int) -> float:
+def hop_ms(problem: PhaseProblem, combination: Combination, batch: float) -> float:
     """Time between two stages: latency + tokens x bytes / the slowest network of the nodes."""
     terms = problem.terms
     slowest = min(problem.nodes[name].network_peak_gbit_per_s for name, _ in combination)

@@ -1,4 +1,4 @@
-"""The decorator of every kernel in this folder."""
+"""The decorators of the kernels in this folder: those that Python calls, and the others."""
 
 from __future__ import annotations
 
@@ -6,4 +6,5 @@ from pathlib import Path
 
 from planner.compiling import compiler_of
 
-compiled = compiler_of(Path(__file__).parent)
+compiled = compiler_of(Path(__file__).parent, entry=False)
+entry = compiler_of(Path(__file__).parent, entry=True)

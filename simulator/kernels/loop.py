@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from simulator.kernels.compiled import compiled
+from simulator.kernels.compiled import compiled, entry
 from simulator.kernels.heap import drop_first, push
 from simulator.kernels.memory import give_back
-from simulator.kernels.routing import choose_decode, enter, pop_front, push_back
+from simulator.kernels.routing import choose_decode, enter, forget_sent, pop_front, push_back
 from simulator.kernels.steps import start_steps
 from simulator.kernels.types import (
     DIED,
@@ -14,9 +14,11 @@ from simulator.kernels.types import (
     FAILED,
     HEAP_SIZE,
     LOST,
+    PLAN,
     PREFILL,
     READY,
     RECEIVED,
+    REPLANNED,
     STARTED,
     STEPPED,
     Engines,
@@ -28,7 +30,7 @@ from simulator.kernels.types import (
 )
 
 
-@compiled
+@entry
 def run(
     tables: Tables,
     engines: Engines,
@@ -39,7 +41,7 @@ def run(
 ) -> None:
     """Until every request has ended, or nothing more can happen."""
     for k in range(events.at_ms.size):
-        push(state, events.at_ms[k], events.kind[k], events.engine[k], 0, 0)
+        push(state, events.at_ms[k], events.kind[k], events.number[k], 0, 0)
     r, count = 0, requests.arrival_ms.size
     while r < count or state.counters[HEAP_SIZE] > 0:
         if r < count and (
@@ -74,11 +76,17 @@ def run(
             start_steps(tables, engines, state, requests, e, now)
             start_steps(tables, engines, state, requests, b, now)
         elif kind == STARTED:
+            forget_sent(state)
             state.up[a] = 1
             state.alive[a] = 1
         elif kind == DRAINED:
+            forget_sent(state)
             state.up[a] = 0
+        elif kind == REPLANNED:
+            forget_sent(state)
+            state.counters[PLAN] = a
         elif kind == DIED:
+            forget_sent(state)
             _die(tables, engines, routes, state, requests, a, now)
 
 
@@ -149,6 +157,7 @@ def _hand_over(
 
     The two turns need not meet: neither side stands idle because the other is busy.
     """
+    requests.handed_ms[r] = now
     target = choose_decode(engines, routes, state, requests, r, engines.domain[e])
     if target < 0:
         requests.status[r] = LOST
@@ -161,7 +170,7 @@ def _hand_over(
     received += engines.receive_ms_per_token[target] * tokens
     state.sender_free_ms[e], state.receiver_free_ms[target] = sent, received
     end = max(sent, received)
-    requests.engine[r], requests.target[r] = e, target  # until it is received
+    requests.engine[r] = e  # until it is received
     push(state, end, RECEIVED, r, target, requests.attempt[r])
 
 

@@ -3,8 +3,8 @@
 Source: vLLM 0.32, v1/core/sched/scheduler.py, in words: requests in their order of admission take
 what they lack of tokens until the budget is spent; whoever finds no KV block has the youngest
 preempted, which starts again from the front of the queue; only a step without preemption admits.
-Coral's own: a micro-batch holds at most b decodes, so that M of them share the pipeline, and a
-request is admitted when there is room for its whole prompt.
+Coral's own: a micro-batch holds at most b decodes, or b prompts where an engine does nothing else,
+so that M of them share the pipeline; a request is admitted when there is room for its whole prompt.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from simulator.kernels.memory import give_back, grow, shares_full_lane, take_slo
 from simulator.kernels.routing import pop_front, push_front
 from simulator.kernels.types import (
     ITERATIONS,
+    PREFILL,
     READY,
     SCHEDULED_TOKENS,
     STEPPED,
@@ -68,16 +69,22 @@ def _fill(
 ) -> int:
     """Choose the items of a micro-batch; returns its new tokens."""
     _clear_lanes(engines, state, e)
-    first, budget, decodes, preempted = engines.slot_first[e], engines.token_budget[e], 0, False
+    first, budget, taken, preempted = engines.slot_first[e], engines.token_budget[e], 0, False
+    prompts = engines.phase[e] == PREFILL
     i = 0
     while i < state.running[e] and budget > 0:
         slot = state.order[first + i]
         r = state.slot_request[slot]
         lacks = requests.input_tokens[r] + requests.generated[r] - state.slot_computed[slot]
-        if lacks <= 0 or (lacks == 1 and decodes >= engines.step_requests[e]):
+        if lacks <= 0 or ((lacks == 1 or prompts) and taken >= engines.step_requests[e]):
             i += 1
             continue
         count = min(lacks, budget)
+        if lacks > 1:
+            count = min(count, _lanes_take(engines, state, e, slot))
+            if count <= 0:
+                i += 1
+                continue
         outcome = _make_room(engines, state, requests, e, i, state.slot_computed[slot] + count)
         preempted = preempted or outcome != ROOM
         if outcome == GONE:
@@ -85,7 +92,7 @@ def _fill(
         if outcome == FULL:
             i += 1
             continue
-        decodes += _add(tables, engines, state, requests, e, place, slot, count)
+        taken += _add(tables, engines, state, requests, e, place, slot, count) or prompts
         budget -= count
         i += 1
     while not preempted and budget > 0 and state.waiting[e] > 0:
@@ -94,7 +101,7 @@ def _fill(
         r = state.queue_head[e]
         known = requests.input_tokens[r] + requests.generated[r]
         computed = known - 1 if requests.received[r] else 0
-        if known - computed == 1 and decodes >= engines.step_requests[e]:
+        if (known - computed == 1 or prompts) and taken >= engines.step_requests[e]:
             break
         slot = take_slot(engines, state, requests, e, r)
         if slot < 0:
@@ -106,9 +113,21 @@ def _fill(
         if requests.start_ms[r] < 0.0:
             requests.start_ms[r] = now
         count = min(known - computed, budget)
-        decodes += _add(tables, engines, state, requests, e, place, slot, count)
+        if known - computed > 1:  # a new one goes to the least loaded lanes: a token at least
+            count = max(1, min(count, _lanes_take(engines, state, e, slot)))
+        taken += _add(tables, engines, state, requests, e, place, slot, count) or prompts
         budget -= count
     return engines.token_budget[e] - budget
+
+
+@compiled
+def _lanes_take(engines: Engines, state: State, e: int, slot: int) -> int:
+    """New tokens of a prompt that the slot's lanes have room for in this micro-batch."""
+    least = engines.token_budget[e]
+    for stage in range(engines.stages[e]):
+        lane = state.slot_lane[slot, stage]
+        least = min(least, engines.lane_budget[lane] - state.tokens[lane] - state.decodes[lane])
+    return least
 
 
 ROOM, PREEMPTED, FULL, GONE = range(4)  # how _make_room ended

@@ -15,12 +15,12 @@ from planner.perf.grids import Floats
 Ints = NDArray[Any]
 
 BLOCK_TOKENS = 16  # vLLM's default KV block on GPUs
-MOST_STAGES = 8
+MOST_STAGES = 32
 
 PREFILL, DECODE, AGGREGATED = range(3)  # what an engine serves of a request
 WAITING, DONE, LOST, TOO_LONG, FAILED = range(5)  # how a request ended; WAITING: it did not
-READY, STEPPED, RECEIVED, STARTED, DRAINED, DIED = range(6)  # events
-HEAP_SIZE, SEQUENCE, ITERATIONS, SCHEDULED_TOKENS = range(4)  # places in State.counters
+READY, STEPPED, RECEIVED, STARTED, DRAINED, DIED, REPLANNED = range(7)  # events
+HEAP_SIZE, SEQUENCE, ITERATIONS, SCHEDULED_TOKENS, PLAN = range(5)  # places in State.counters
 
 
 class Tables(NamedTuple):
@@ -43,7 +43,7 @@ class Engines(NamedTuple):
     stage_first: Ints  # [e]
     stages: Ints  # [e]
     micro_batches: Ints  # [e] most in flight
-    step_requests: Ints  # [e] most decodes in a micro-batch
+    step_requests: Ints  # [e] most decodes in a micro-batch; prefill: prompts
     most_requests: Ints  # [e] running at once
     token_budget: Ints  # [e] new tokens in a micro-batch
     slot_first: Ints  # [e]
@@ -62,16 +62,26 @@ class Engines(NamedTuple):
     lane_overhead_ms: Floats  # [l]
     lane_blocks: Ints  # [l] KV
     lane_weight: Floats  # [l] its share of the stage's requests
+    lane_budget: Ints  # [l] tokens of a micro-batch beyond which it takes no more of prompts
 
 
 class Routes(NamedTuple):
-    """Who takes a workload's requests: first at entry, then (disaggregated) for decode."""
+    """Who may take a workload's requests, by what of them an engine serves.
 
-    entry_first: Ints  # [w + 1]
-    entry_engine: Ints
-    entry_weight: Floats
-    decode_first: Ints  # [w + 1]
+    Weights are by plan, p; an engine of weight 0 takes nothing under that plan.
+    """
+
+    whole_first: Ints  # [w + 1] aggregated
+    whole_engine: Ints  # [k], engines of a group together
+    whole_group: Ints  # [k]
+    whole_weight: Floats  # [p, k]
+    prefill_first: Ints
+    prefill_engine: Ints
+    prefill_group: Ints
+    prefill_weight: Floats
+    decode_first: Ints
     decode_engine: Ints
+    decode_group: Ints
     decode_weight: Floats
 
 
@@ -84,6 +94,7 @@ class Requests(NamedTuple):
     output_tokens: Ints
     status: Ints
     start_ms: Floats  # first scheduled anywhere
+    handed_ms: Floats  # its prompt done at a prefill engine
     first_ms: Floats  # first token
     finish_ms: Floats
     engine: Ints  # the last one
@@ -107,7 +118,9 @@ class State(NamedTuple):
     queue_tail: Ints  # [e]
     running: Ints  # [e]
     outstanding: Ints  # [e] routed here and not ended
-    sent: Ints  # [e] ever routed here
+    whole_sent: Ints  # [k] of the routes, since the plan or who is up last changed
+    prefill_sent: Ints
+    decode_sent: Ints
     in_flight: Ints  # [e] micro-batches
     ready_at: Floats  # [e] of its pending READY event; -1: none
     sender_free_ms: Floats  # [e]
@@ -119,7 +132,7 @@ class State(NamedTuple):
     lane_busy_ms: Floats  # [l]
     decodes: Ints  # [l] of the micro-batch being made
     context: Floats  # [l]
-    tokens: Ints  # [l]
+    tokens: Ints  # [l] of prompts
     prompt_ms: Floats  # [l] attention of one layer
     rows: Ints  # [l] of logits
     slot_request: Ints  # [s], -1: free
@@ -143,8 +156,8 @@ class State(NamedTuple):
 
 
 class Events(NamedTuple):
-    """What happens to engines, by time."""
+    """What happens to engines, and new plans, by time."""
 
     at_ms: Floats
     kind: Ints
-    engine: Ints
+    number: Ints  # of the engine, or of the plan

@@ -109,6 +109,7 @@ def test_quickstart_prints_library_plan_cost_and_database(tiny_home: Path) -> No
     assert "What binds (stock is assumed, level limited x 0.34)" in text
     assert "130 rejected" in text
     assert str(tiny_home / "coral.duckdb") in text
+    assert re.search(r"In simulation \(3 minutes .*within both SLOs Qwen3-14B \d", text)
 
 
 def test_quickstart_json_has_the_promised_keys_and_reuses_the_library(tiny_home: Path) -> None:
@@ -118,9 +119,10 @@ def test_quickstart_json_has_the_promised_keys_and_reuses_the_library(tiny_home:
     found = json.loads(done.stdout.splitlines()[-1])
     assert {
         "templates", "cost_usd_per_hour", "homo_joint_usd_per_hour", "served", "solve_s", "gap",
-        "database",
+        "database", "simulated_attainment", "simulated_goodput_tokens_per_s",
     } <= found.keys()  # fmt: skip
     assert found["served"] == 1.0
+    assert 0.0 < found["simulated_attainment"] <= 1.0
     assert found["cost_usd_per_hour"] <= found["homo_joint_usd_per_hour"]
     build = run("library", "build", "--scenario", "tiny", "--json", home=tiny_home)
     built = json.loads(build.stdout.splitlines()[-1])
@@ -149,8 +151,34 @@ def test_compare_plans_with_every_baseline_and_draws_a_plot(tiny_home: Path) -> 
     cost = {line["planner"]: line["usd_per_hour"] for line in any_}
     assert {"coral", "homo-joint", "homo", "cauchy", "single"} <= cost.keys()
     assert cost["coral"] <= cost["homo-joint"] + 1e-6
+    assert all(line["goodput_tokens_per_s"] > 0 for line in any_ if line["served_share"] > 0)
     assert Path(found["plot"]).read_bytes().startswith(b"\x89PNG")
     assert Path(found["table"]).read_text().count("\n") == 1 + len(found["lines"])
+
+
+def test_simulations_of_the_latest_plan(tiny_home: Path) -> None:
+    events = tiny_home / "events.parquet"
+    arguments = ("--trace", "own", "--minutes", "2", "--events", str(events), "--json")
+    done = run("simulate", "-s", "tiny", *arguments, home=tiny_home)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["requests"] > 300 and found["trace"] == "own" and events.exists()
+    assert Path(found["report"]).exists()
+    capped = run("calibrate-caps", "-s", "tiny", "--rounds", "1", "--minutes", "1", "--json",
+                 home=tiny_home)  # fmt: skip
+    assert capped.returncode == 0, capped.stderr
+    assert json.loads(capped.stdout.splitlines()[-1])["rounds"]
+    days = run("evaluate", "-s", "tiny", "--hours", "0.5", "--deadline", "2", home=tiny_home)
+    assert days.returncode == 0, days.stderr
+    assert "cauchy" in days.stdout
+    for arguments, said in (
+        (("simulate", "--plan", "best"), "unknown plan 'best'"),
+        (("simulate", "--trace", "azure2024"), "unknown trace 'azure2024'"),
+        (("calibrate-caps", "--target", "2"), "Invalid value for '--target'"),
+    ):
+        refused = run_here(*arguments, "-s", "tiny", home=tiny_home)
+        assert (refused.returncode, refused.stdout) == (2, ""), arguments
+        assert said in refused.stderr and refused.stderr.count("\n") == 1
 
 
 def test_sql_reads_the_snapshot(tiny_home: Path) -> None:
@@ -409,7 +437,7 @@ def stored(home: Path) -> int:
 def test_help_explains_every_command() -> None:
     commands = (
         "quickstart,library,library build,library show,allocate,compare,explain,operate,fleet list,"
-        "serve-local,agent,controller,gateway"
+        "serve-local,agent,controller,gateway,simulate,calibrate-caps,evaluate"
     )
     for name in ["", *commands.split(","), "down", "sql"]:
         arguments = name.split()
@@ -425,8 +453,8 @@ def test_every_command_is_documented(repository: Path) -> None:
     ).read_text()
     commands = (
         "quickstart,library build,library show,allocate,compare,explain,operate,fleet list,down,"
-        "sql,serve-local,controller,gateway,agent,profile run,profile import,profile show,"
-        "profile calibrate"
+        "sql,serve-local,controller,gateway,agent,simulate,calibrate-caps,evaluate,profile run,"
+        "profile import,profile show,profile calibrate"
     )
     for command in commands.split(","):
         assert f"coral {command}" in readme, command

@@ -17,7 +17,7 @@ def best_rps(problem: PhaseProblem, combination: Combination) -> float:
     """Highest throughput before utilisation, 0 when nothing meets the SLO."""
     names = [name for name, count in combination for _ in range(count)]
     cycles = problem.phase is not Phase.PREFILL
-    counts = range(1, len(names) + 1) if cycles else [len(names)]
+    counts = range(1, len(names) + 1) if cycles else [max(1, 8 * (len(names) - 1))]
     best = 0.0
     for stages in _ordered_partitions(names):
         for layers in _compositions(problem.terms.layers, len(stages)):

@@ -18,7 +18,7 @@ from planner.placement.combinations import (
 from planner.placement.evaluate import PlacementCheckError, evaluate, make_template
 from planner.placement.exact import ExactSolver
 from planner.placement.latency import least_latency_ms
-from planner.placement.search import IlpSolver, best_placement, throughput_of
+from planner.placement.search import IlpSolver, best_placement
 from planner.placement.settings import RELATIVE_TOLERANCE
 from planner.placement.stages import StageTable
 from planner.types import Phase, Stage, combination_of
@@ -263,30 +263,3 @@ def test_stage_layers_are_contiguous_from_zero() -> None:
     covered = [range(s.first_layer, s.first_layer + s.layers) for s in placement.stages]
     assert [layer for part in covered for layer in part] == list(range(problem.terms.layers))
     assert all(isinstance(stage, Stage) for stage in placement.stages)
-
-
-@pytest.mark.parametrize("phase", list(Phase))
-def test_a_placement_serves_its_own_workload_as_the_search_says(phase: Phase) -> None:
-    """T[t, w] of the workload that a template was made for is its own throughput."""
-    compared = 0
-    for seed in range(6):
-        problem = random_problem(seed, phase)
-        table = StageTable(problem)
-        for combination in combinations_of(problem, 2):
-            placement = best_placement(table, combination).placement
-            if placement:
-                again = throughput_of(StageTable(problem), combination, placement)
-                assert again == pytest.approx(placement.raw_rps, rel=1e-6)
-                compared += 1
-    assert compared > 10
-
-
-def test_another_workload_is_served_within_its_own_slo() -> None:
-    problem, combination, placement = some_pipeline()
-    longer = replace(problem.terms, tokens_per_cycle=2 * problem.terms.tokens_per_cycle)
-    own = throughput_of(StageTable(problem), combination, placement)
-    half = throughput_of(StageTable(replace(problem, terms=longer)), combination, placement)
-    assert half <= own / 2 * 1.2  # network apart, twice the tokens are half the requests
-    tight = replace(problem.terms, budget_ms=0.01)
-    none = throughput_of(StageTable(replace(problem, terms=tight)), combination, placement)
-    assert none == 0.0

@@ -161,8 +161,9 @@ def placement(micro_batches: int, batch: int, groups: int = 1, cycle_ms: float =
 @pytest.mark.parametrize(
     ("phase", "groups", "limits"),
     [
-        (Phase.AGGREGATED, 1, EngineLimits(16, 24)),  # 8 decodes and 8 x 64 / 32 new tokens
-        (Phase.AGGREGATED, 4, EngineLimits(4, 6)),  # a quarter of both
+        # 8 decodes and 8 x 64 / 32 new tokens; room for a quarter and two more requests
+        (Phase.AGGREGATED, 1, EngineLimits(24, 24)),
+        (Phase.AGGREGATED, 4, EngineLimits(10, 10)),  # a quarter of the decodes
         (Phase.DECODE, 1, EngineLimits(16, 16)),  # vLLM asks for as many tokens as requests
         (Phase.PREFILL, 1, EngineLimits(16, 7 * 64 + 96)),
     ],

@@ -9,7 +9,8 @@ import pytest
 
 from planner.errors import UnknownNameError
 from simulator.errors import TraceError
-from simulator.trace import Trace, draw_lengths, steady_trace, trace_of_rows
+from simulator.streams import steady_trace
+from simulator.trace import Trace, draw_lengths, trace_of_rows
 from tests.builders import MODEL, workload
 
 ONE = np.array([1, 1, 1])

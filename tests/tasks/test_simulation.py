@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 
 from catalog.store import Catalog
 from coral.render_simulation import print_simulation, simulation_summary
-from planner.errors import UnknownNameError
+from planner.errors import InputError, UnknownNameError
 from simulator.errors import TraceError
 from tasks.allocation import decide
 from tasks.inputs import Inputs
-from tasks.simulation import Load, NoFleetError, Simulation, simulate_plan
+from tasks.requests import Load
+from tasks.simulation import NoFleetError, Simulation, simulate_plan
 
 COLUMNS = ("timestamp_s", "model", "input_tokens", "output_tokens")
 
@@ -76,11 +78,58 @@ def test_csv_and_parquet_are_the_same(planned, tmp_path: Path) -> None:
     assert runs[0].simulated[0].done == runs[0].simulated[0].requests > 40
 
 
-def test_a_shipped_trace_shapes_the_minutes(planned) -> None:
-    found = simulate_plan(*planned, Load("azure2023_conv", minutes=3.0))
-    minutes = (found.result.trace.arrival_s // 60).astype(int)
-    counts = [int((minutes == k).sum()) for k in range(3)]
-    assert counts[0] < 0.5 * counts[1]  # the trace's first minute is cut: 21 requests, then 236
+def test_a_shipped_trace_comes_at_the_demand(planned) -> None:
+    """Its p95 minute has the workload's demand; the lengths are its own, or the workload's."""
+    catalog, inputs = planned
+    found = simulate_plan(catalog, inputs, Load("azure2023_conv", minutes=58.0, factor=0.1))
+    trace = found.result.trace
+    for k, name in enumerate(trace.workloads):
+        mine = trace.workload == k
+        counts = np.bincount((trace.arrival_s[mine] // 60).astype(int), minlength=58)
+        demand = found.planned[name].demand_rps
+        assert np.quantile(counts, 0.95) / 60.0 == pytest.approx(0.1 * demand, rel=0.5)
+        assert trace.input_tokens[mine].mean() == pytest.approx(1155, rel=0.25)
+    code = list(trace.workloads).index("Qwen3-14B-code")
+    own = simulate_plan(
+        catalog, inputs, Load("azure2023_conv", minutes=20.0, own_lengths=True)
+    ).result.trace
+    assert own.input_tokens[own.workload == code].mean() == pytest.approx(2048, rel=0.15)
+
+
+def test_every_workload_may_have_its_own_trace(planned, tmp_path: Path) -> None:
+    catalog, inputs = planned
+    path = tmp_path / "mine.csv"
+    path.write_text("timestamp_s,input_tokens,output_tokens\n0,77,3\n1,77,3\n2,77,3\n")
+    mixed = f"own,Qwen3-32B=servegen-m-small,Qwen3-14B-code={path}"
+    trace = simulate_plan(catalog, inputs, Load(mixed, minutes=3.0)).result.trace
+    names = list(trace.workloads)
+    means = {n: trace.input_tokens[trace.workload == names.index(n)].mean() for n in names}
+    assert means["Qwen3-14B-code"] == 77.0
+    assert means["Qwen3-32B"] < 300  # short prompts, where its own are of 1155
+    assert means["Qwen3-14B"] > 700
+    with pytest.raises(UnknownNameError, match="unknown workload 'Qwen3-13B'"):
+        simulate_plan(catalog, inputs, Load("Qwen3-13B=own"))
+
+
+def test_a_run_leaves_rows_a_page_and_events(planned, tmp_path: Path) -> None:
+    catalog, inputs = planned
+    events = tmp_path / "events.parquet"
+    found = simulate_plan(catalog, inputs, Load(minutes=1.0), events)
+    frame = pl.read_parquet(events)
+    assert len(frame) == found.result.trace.requests
+    done = frame.filter(pl.col("status") == "done")
+    assert (done["first_token_s"] > done["arrival_s"]).all()
+    assert (done["finish_s"] >= done["first_token_s"]).all()
+    assert found.report is not None
+    page = found.report.read_text()
+    assert page.count("<svg") == 3 and "src=" not in page and "<link" not in page
+    _, rows = catalog.query(
+        "SELECT workload, requests, attainment FROM simulation WHERE simulation_id = ?", [found.id]
+    )
+    said = {m.workload: (m.requests, m.attainment) for m in found.simulated}
+    assert {name: tuple(rest) for name, *rest in rows} == said
+    with pytest.raises(InputError, match="event log"):
+        simulate_plan(catalog, inputs, Load(minutes=1.0), tmp_path / "no" / "e.parquet")
 
 
 @pytest.mark.parametrize(

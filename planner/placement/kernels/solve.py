@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner.perf.grids import Floats
-from planner.placement.kernels.compiled import compiled
+from planner.placement.kernels.compiled import compiled, entry
 from planner.placement.kernels.pipeline import best_pipeline, measure
 from planner.placement.kernels.relax import enough_work, fill_heads, fill_slopes, verdict
 from planner.placement.kernels.types import (
@@ -22,7 +22,7 @@ from planner.placement.kernels.types import (
 WIDER = 8.0  # how much further below the last find each next trial is
 
 
-@compiled
+@entry
 def solve(case: Case, members: Ints, floors: Floats, out: Results) -> None:
     """Fill one row of `out` for every combination, a row of distinct classes in `members`.
 

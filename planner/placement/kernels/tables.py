@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from planner.perf.grids import Floats
-from planner.placement.kernels.compiled import compiled
+from planner.placement.kernels.compiled import compiled, entry
 from planner.placement.kernels.types import NOWHERE, Ints, Nodes, Shape
 
 
-@compiled
+@entry
 def fill_requests(
     nodes: Nodes, grid: Floats, micro_batches: int, width: int, most: int, out: Ints
 ) -> None:
@@ -33,7 +33,7 @@ def fill_requests(
                     out[c, k, n] = max(out[c, k, n], x)
 
 
-@compiled
+@entry
 def fill_layer_requests(nodes: Nodes, grid: Floats, most: int, out: Ints) -> None:
     """out[c, k]: most requests of a node for which one layer takes at most grid[k]."""
     for c in range(out.shape[0]):
@@ -45,7 +45,7 @@ def fill_layer_requests(nodes: Nodes, grid: Floats, most: int, out: Ints) -> Non
                 out[c, k] = max(out[c, k], min(g * nodes.dp[c, o], most))
 
 
-@compiled
+@entry
 def fill_work(requests: Ints, batch: int, share: int, out: Floats) -> None:
     """out[c, k]: most layers x requests of a micro-batch that a node does within grid[k]."""
     for c in range(out.shape[0]):
@@ -67,7 +67,7 @@ def _rank(classes: Ints, count: int, binomial: Ints, first: Ints) -> int:
     return number
 
 
-@compiled
+@entry
 def best_splits(
     members: Ints, shape: Shape, best: Floats, binomial: Ints, first: Ints, out: Floats,
     value: Floats, classes: Ints,
