@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from bench.market import DATA
+from bench.moving_market import DATA
 from catalog.seed import seed_folder
 
 ERROR_QUANTILES = 21

@@ -10,17 +10,18 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from coral import __version__
 from coral.fleet import fleet_app
 from coral.market import market_app
+from coral.operating import add_operations
 from coral.options import Dask, Json, Scenario, Workers, Yes, check_scenario
 from coral.output import answer, answer_rows, flow_run, print_json
 from coral.profile import profile_app
-from coral.serving import Home, add_commands, refuse_taken
+from coral.serving import Home, add_commands
 from coral.simulating import add_simulations
 from coral.weights import weights_app
 
@@ -44,6 +45,7 @@ app.add_typer(profile_app, name="profile")
 app.add_typer(market_app, name="market")
 add_commands(app)
 add_simulations(app)
+add_operations(app)
 
 
 def main() -> None:
@@ -292,124 +294,6 @@ def compare(
             workers,
         )  # fmt: skip
     answer(result, as_json, comparison_summary, print_comparison)
-
-
-@app.command()
-def operate(
-    scenario: Scenario = "core",
-    home: Home = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Plan, and show every call; do nothing.")
-    ] = False,
-    approve: Annotated[
-        bool,
-        typer.Option(
-            "--approve", help="Plan, show the difference, and ask before anything is done."
-        ),
-    ] = False,
-    every: Annotated[
-        float | None,
-        typer.Option(
-            min=0.1,
-            help="Minutes between rounds, until stopped; a node that is lost or about to be taken "
-            "begins one at once.",
-        ),
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Plan from where the fleet stands and move it by the difference."""
-    check_scenario(scenario, home)
-    if every is not None:
-        _operate_every(scenario, home, every, as_json)
-    draft = dry_run or approve
-    with flow_run():
-        from coral.render import print_round, round_summary
-        from flows.operate import operate as run
-
-        result = run(scenario, home, draft)
-    if approve and result.calls and not as_json and sys.stdin.isatty():
-        print_round(result)
-        typer.confirm("Do this?", abort=True)
-        with flow_run():
-            result = run(scenario, home)
-    answer(result, as_json, round_summary, print_round)
-    if result.stopped:
-        raise typer.Exit(1)
-
-
-def _operate_every(scenario: str, home: str | None, minutes: float, as_json: bool) -> NoReturn:
-    """Rounds until interrupted."""
-    from coral.render import print_round, round_summary
-    from tasks.home import open_catalog
-    from tasks.scenario_file import read_scenario
-    from tasks.watching import wait_for_cause
-
-    while True:
-        with flow_run():
-            from flows.operate import operate as run
-
-            result = run(scenario, home)
-        answer(result, as_json, round_summary, print_round)
-        catalog, spec = open_catalog(home), read_scenario(scenario)
-        cause = wait_for_cause(catalog, spec, 60.0 * minutes)
-        typer.echo(f"next round: {cause}", err=True)
-
-
-@app.command("serve-local")
-def serve_local(
-    scenario: Scenario = "local",
-    requests: Annotated[
-        int, typer.Option("--requests", min=1, help="Requests to every workload's model.")
-    ] = 64,
-    concurrency: Annotated[
-        int | None,
-        typer.Option(
-            "--concurrency", min=1, help="Requests in flight. [what the planned replicas take]"
-        ),
-    ] = None,
-    port: Annotated[
-        int | None, typer.Option("--port", min=1, max=65535, help="Of the gateway. [a free one]")
-    ] = None,
-    home: Home = None,
-    as_json: Json = False,
-) -> None:
-    """Serve a local scenario with vLLM on this machine, measure it beside the plan, end it."""
-    from tasks.home import resolve_home
-    from tasks.local_site import check_engines, require_local
-    from tasks.scenario_file import read_scenario
-
-    spec = read_scenario(scenario)
-    require_local(spec)
-    check_engines(resolve_home(home), spec.fleet, to_be_made=True)
-    if port is not None:
-        refuse_taken("127.0.0.1", port)
-    with flow_run():
-        from coral.render_local import local_summary, print_local
-        from flows.serve_local import serve_local as run
-
-        result = run(scenario, home, requests, concurrency, port)
-    answer(result, as_json, local_summary, print_local)
-    if any(one.measured.failed for one in result.served):
-        raise typer.Exit(1)
-
-
-@app.command()
-def down(
-    home: Home = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Terminate every node of the fleet."""
-    from tasks.fleet_view import count_running, end_fleet
-
-    running = count_running(home)
-    if running and not yes and not typer.confirm(f"Terminate {running} nodes?"):
-        raise typer.Exit(0)
-    ended = end_fleet(home)
-    if as_json:
-        print_json({"terminated": ended})
-        return
-    typer.echo(f"{ended} nodes terminated.")
 
 
 @app.command()

@@ -31,8 +31,8 @@ def offers(count: int = 40) -> list:
 def test_the_shipped_fit_is_that_of_the_shipped_traces() -> None:
     import polars as pl
 
-    from bench.market import DATA
     from bench.market_fit import fit_prices, fit_stock
+    from bench.moving_market import DATA
 
     shipped = json.loads((seed_folder() / "market_fit.json").read_text())
     changes, memory, errors = fit_prices(pl.read_parquet(DATA / "spot_prices_azure_2026.parquet"))

@@ -10,10 +10,11 @@ import pytest
 
 from catalog.market.reads import read_launches
 from catalog.store import Catalog
-from executor.apply import ALL_DOWN, NODE_GONE
+from executor.apply import ALL_DOWN, REFUSED
 from executor.fleet import NoCapacityError
 from executor.simulated import SimulatedFleet
 from planner.availability import LaunchOutcome
+from planner.catch_up import NODE_GONE
 from planner.errors import MarketError
 from planner.leases import Lease, LeaseState
 from planner.market import MarketSpec
@@ -154,7 +155,7 @@ def test_leases_tell_what_became_of_launches() -> None:
             lease(1, LeaseState.PLANNED),
             lease(2, LeaseState.READY, instance_id="i-2"),
             lease(3, LeaseState.FAILED, ended_at=NOW, reason="no capacity for g6.xlarge"),
-            lease(4, LeaseState.FAILED, ended_at=NOW, reason=ALL_DOWN),
+            lease(4, LeaseState.FAILED, ended_at=NOW, reason=f"{REFUSED}no such image"),
             lease(5, LeaseState.TERMINATED, instance_id="i-5", ended_at=later, reason=NODE_GONE),
             lease(6, LeaseState.TERMINATED, instance_id="i-6", ended_at=later, reason=ALL_DOWN),
             lease(7, LeaseState.FAILED, domain="local:here", ended_at=NOW),
