@@ -276,10 +276,12 @@ def print_round(result: Round) -> None:
     changes = result.replicas
     if changes.started or changes.ended:
         console.print(
-            f"Replicas: {len(changes.kept)} kept, {len(changes.started)} started, "
+            f"{'Planned replicas' if result.calls is not None else 'Replicas'}: "
+            f"{len(changes.kept)} kept, {len(changes.started)} started, "
             f"{len(changes.ended)} ended."
         )
-    console.print(f"{result.nodes} nodes held, ${result.cost_usd_per_hour:.2f}/h.")
+    then = "After that: " if result.calls is not None else ""
+    console.print(f"{then}{result.nodes} nodes held, ${result.cost_usd_per_hour:.2f}/h.")
 
 
 def _print_calls(console: Console, calls: Sequence[str]) -> None:
