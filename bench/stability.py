@@ -26,9 +26,9 @@ from rich.table import Table
 from bench.moving_market import Moment, MovingMarket
 from bench.scenarios import built_library
 from planner.allocation.problem import AllocationInput, NodeKey, node_key
-from planner.leases import Lease, LeaseState
 from planner.replan import from_fleet, replan
 from planner.replicas import Replica, follow
+from tasks.evaluation import ready_leases
 from tasks.scenario_file import read_scenario
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -73,7 +73,7 @@ def replay(
     for number, moment in enumerate(moments):
         now = START + timedelta(hours=moment.hours)
         asked = replace(moment.data, settings=planned_with)
-        data = from_fleet(asked, _leases(asked, nodes), replicas)
+        data = from_fleet(asked, ready_leases(asked, nodes), replicas)
         found = replan(data, replicas, nodes, least_saving)
         plan = found.plan
         moves += found.moves and number > 0
@@ -115,18 +115,6 @@ def _change_usd(
     total += sum(prices[key] * n * settings.drain_minutes for key, n in (before - after).items())
     restarts = sum(data.restart_usd(templates[r.template_id], r.domain) for r in ended)
     return total / 60.0 + restarts
-
-
-def _leases(data: AllocationInput, nodes: Counter[NodeKey]) -> list[Lease]:
-    offers = {node_key(offer): offer for offer in data.offers}
-    return [
-        Lease(
-            f"{number}-{key}", *key[:2], offers[key].node_class, key[2],
-            offers[key].price_usd_per_hour, LeaseState.READY, START,
-        )
-        for key, count in nodes.items()
-        for number in range(count)
-    ]  # fmt: skip
 
 
 def main() -> None:

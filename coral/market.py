@@ -7,15 +7,13 @@ from typing import Annotated
 
 import typer
 
+from coral.options import Json
 from coral.output import answer, flow_run
 from coral.serving import Home
 
 market_app = typer.Typer(
     help="The market: prices and stock of clouds, now and before.", no_args_is_help=True
 )
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")
-]
 Gpu = Annotated[str | None, typer.Option(help="Only this GPU type: L4.")]
 Domain = Annotated[str | None, typer.Option(help="Only domains that match: 'aws:us-*'.")]
 Type = Annotated[str | None, typer.Option("--type", help="Only instance types that match: 'g6*'.")]

@@ -7,15 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
+from coral.options import Json
 from coral.output import answer, answer_rows, flow_run
 from coral.serving import Home
 
 profile_app = typer.Typer(
     help="Tables of layer times: measured here, imported, shown.", no_args_is_help=True
 )
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")
-]
 Gpu = Annotated[
     str | None, typer.Option(help="GPU type that the tables are filed under. [the device's name]")
 ]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from coral.options import Json
 from coral.output import print_json
 
 if TYPE_CHECKING:
@@ -20,9 +21,6 @@ weights_app = typer.Typer(
     help="Models in an object store: pushed once, fetched by layers.", no_args_is_help=True
 )
 Url = Annotated[str, typer.Argument(help="A folder, or s3://bucket/prefix.")]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")
-]
 
 
 @weights_app.command("push")

@@ -235,7 +235,7 @@ def _replay(
 def _plan(planner: str, data: AllocationInput, fleet: FleetHistory, asked: Replay) -> Plan:
     """Plan from where the fleet stands; the baselines' best order, to their advantage."""
     nodes, replicas = fleet.nodes, fleet.replicas
-    here = from_fleet(data, _leases(data, nodes), replicas)
+    here = from_fleet(data, ready_leases(data, nodes), replicas)
     match planner:
         case "coral":
             return replan(here, replicas, nodes, LEAST_SAVING).plan
@@ -246,7 +246,8 @@ def _plan(planner: str, data: AllocationInput, fleet: FleetHistory, asked: Repla
     raise CoralError(f"unknown planner {planner!r}")
 
 
-def _leases(data: AllocationInput, nodes: Mapping[NodeKey, int]) -> list[Lease]:
+def ready_leases(data: AllocationInput, nodes: Mapping[NodeKey, int]) -> list[Lease]:
+    """A ready lease for each node, at its offer's price."""
     offers = {node_key(offer): offer for offer in data.offers}
     return [
         Lease(

@@ -100,10 +100,16 @@ def explain(error: Exception, action: str, region: str, now: datetime) -> CoralE
     if name in {"ReadTimeoutError", "ConnectTimeoutError", "EndpointConnectionError"}:
         return UnreachableError(f"{action} in {region}: no answer from AWS ({error})")
     response: dict[str, Any] = getattr(error, "response", {}) or {}
-    code = str(response.get("Error", {}).get("Code", ""))
+    code = code_of(error)
     if not code:
         return AwsAnswerError(f"{action} in {region}: {name}: {_line(error)}")
     return _of_code(code, response, action, region, now)
+
+
+def code_of(error: Exception) -> str:
+    """'' where it is no answer of AWS."""
+    response = getattr(error, "response", None) or {}
+    return str(response.get("Error", {}).get("Code", ""))
 
 
 def _of_code(

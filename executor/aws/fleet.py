@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+from executor.aws import LEASE_TAG
 from executor.aws.clients import AwsClients
 from executor.aws.launch_errors import raised_by
 from executor.aws.regions import Region, RegionSettings
@@ -24,7 +25,7 @@ from planner.leases import Lease, LeaseKey
 from planner.types import Market
 
 CLOUD = "aws"
-FLEET_TAG, LEASE_TAG, EXPIRY_TAG = "coral:fleet", "coral:lease", "coral:expires"
+FLEET_TAG, EXPIRY_TAG = "coral:fleet", "coral:expires"
 STATES = {
     "pending": InstanceState.PENDING,
     "running": InstanceState.RUNNING,

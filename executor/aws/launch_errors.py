@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
-from executor.aws.errors import ThrottledError, UnreachableError, explain
+from executor.aws.errors import ThrottledError, UnreachableError, code_of, explain
 from executor.fleet import FatalError, NoCapacityError, TransientError
 from planner.errors import CoralError
 
@@ -44,12 +44,6 @@ def raised_by(action: str, region: str, quiet: Sequence[str] = ()) -> Iterator[N
         if isinstance(known, ThrottledError | UnreachableError):
             raise TransientError(str(known)) from error
         raise FatalError(str(known)) from error
-
-
-def code_of(error: Exception) -> str:
-    """'' where it is no answer of AWS."""
-    response = getattr(error, "response", None) or {}
-    return str(response.get("Error", {}).get("Code", ""))
 
 
 def message_of(error: Exception) -> str:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from executor.aws.clients import AwsClients
-from executor.aws.launch_errors import code_of, raised_by
+from executor.aws.errors import code_of
+from executor.aws.launch_errors import raised_by
 from executor.fleet import FatalError
 
 IMAGE_PARAMETER = (
