@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 VLLM_VENV := .venv-vllm
 BIN := $(VENV)/bin
+# One more than cores: tests wait for processes and servers a fifth of their time.
+WORKERS := $(shell $(PYTHON) -c "import os; print(os.cpu_count() + 1)")
 export DO_NOT_TRACK := 1
 
 .PHONY: setup run test check bench clean setup-vllm run-vllm test-vllm
@@ -18,7 +20,7 @@ run: setup
 	$(BIN)/coral quickstart
 
 test: setup
-	$(BIN)/python -m pytest -q -n auto --dist loadfile
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
 
 # vLLM for CPUs, in an environment of its own: it pins packages that Prefect needs otherwise.
 setup-vllm: $(VLLM_VENV)/.ready-nixl

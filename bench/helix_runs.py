@@ -2,57 +2,68 @@
 
     python -m bench.helix_runs --json
 
-Layouts, layer times, KV room and results are Helix's (`bench/data/helix`); what is simulated are
-the runs whose layout is a pipeline of stages on one or more machines each: those of `separate`,
-`swarm`, and of `helix` on one type. Helix's layout of 70B over all types, in which machines share
-parts of their layers, is not one that Coral's engines have.
+Layouts, layer times, KV room and results are Helix's (`bench/data/helix`). Every run is simulated
+with machines that batch on their own, as Helix's do (`bench.helix_machines`), and those whose
+layout is a pipeline also as an engine of Coral's simulator (`bench.helix_engines`).
 
-A run `offline` keeps so many requests in flight; where Helix's scheduler admits by KV (80% of the
-tightest machine's), as many as that holds at the mean prompt and the length-biased mean output of
-requests in flight. A run `online` gets Poisson requests at the rate that was offered (Helix replays
-the Azure conversation trace's arrivals; which part of it is not known). Prompts and outputs are
-those of that trace up to 2048 and 1024 tokens. Throughput is output tokens between the same
-seconds of the run as Helix counts.
+A run `offline` keeps so many requests in flight, or, with Helix's own scheduler, starts requests
+while the KV set aside for prompts and mean outputs is below 80% in every layer, on machines below
+85%. A run `online` gets Poisson requests at the rate that was offered (Helix draws from rates of
+the Azure conversation trace), each started when it comes; means over seeds. Prompts and outputs are
+those of that trace up to 2048 and 1024 tokens. Counted between the seconds that Helix counts.
 
 Twice: with the layer times alone, and with an overhead of every step per machine type, fitted on
-the three `separate` offline runs and tested on the others. Online runs are means over seeds: a few
-dozen requests end in one.
-
-Assumed: as many micro-batches in flight as stages, each of equal size; a step with prompts and
-decodes takes the sum of both, since Helix's workers run them in steps of their own.
+the three `separate` offline runs and tested on the others.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import polars as pl
 
-from bench.peer_data import DATA, MODELS
-from catalog.requests import read_arrivals
-from planner.perf.allreduce import AllReduce
+from bench.helix_data import (
+    CLUSTER,
+    LINK_BYTES_PER_MS,
+    LINK_LATENCY_MS,
+    Published,
+    Run,
+    drawn,
+    helix_simulated,
+    layer_times,
+    layout,
+    machine_limits,
+    measured,
+    published_runs,
+)
+from bench.helix_engines import (
+    OFFLINE_ROUNDS,
+    engine_tokens_per_s,
+    helix_performance,
+    is_pipeline,
+    stages_engine,
+    tokens_between,
+)
+from bench.helix_machines import Admission, Cluster, Machine, Weights
+from bench.peer_data import MODELS, helix_case
+from planner.baselines.helix_flow import SINK, SOURCE, link_flows
 from planner.perf.model import PerformanceModel
-from planner.perf.tables import LayerRow
-from planner.types import GpuSpec, Link, ModelSpec, NodeClass, Phase
-from simulator.fleet import Engine, EngineStage, Lane
-from simulator.kernels.types import BLOCK_TOKENS
-from simulator.run import Result, simulate
-from simulator.tables import GroupKind
+from simulator.run import simulate
 from simulator.trace import Trace
 
-HELIX = DATA / "helix"
-LONGEST_INPUT, LONGEST_OUTPUT = 2048, 1024  # Helix leaves longer requests out
-KV_SHARE = 0.8  # at which Helix's scheduler stops admitting
-LINK_BYTES_PER_MS, LINK_LATENCY_MS = 1e6, 1.0
-PROMPTS_PER_STEP = 1
-SEEDS = 10  # of online runs
-OFFLINE_ROUNDS = 30  # requests queued, per place
-TINY_MS = 1e-9  # tables hold no zeros
+SEEDS = 10  # of online runs: a few dozen requests end in one
+MEAN_OUTPUT = 240.0  # as Helix's schedulers expect
+OFFLINE = Admission(None, MEAN_OUTPUT, layer_share=0.8, machine_share=0.85)
+ONLINE = Admission(None, 0.6 * MEAN_OUTPUT, machine_share=0.9, waits=False)
+AT_ONCE = Admission(waits=False, machine_share=math.inf)  # online, other schedulers
+QUEUED = 3000  # requests of an offline run: more than end in it
+MOST_OVERHEAD_MS = 40.0
 CHAIN_WINDOW_S = (60.0, 660.0)  # as Helix's simulator counts
 # (machine, layers, how many in a row); output tokens/s of Helix's simulator, run on its own code.
 CHAINS = (
@@ -66,23 +77,7 @@ CHAINS = (
     ("30B, 10 stages: T4 6", "llama1-30b", (("T4", 6, 10),), 40.9),
 )  # fmt: skip
 
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One published run."""
-
-    model: str
-    method: str
-    sub_cluster: str | None
-    mode: str
-    in_flight: int | None
-    offered_tokens_per_s: float | None
-    from_s: float
-    until_s: float
-
-    @property
-    def layout(self) -> str:
-        return self.method if self.sub_cluster is None else f"{self.method}_{self.sub_cluster}"
+Overheads = Mapping[str, float]  # ms of every step, by machine type
 
 
 def main() -> None:
@@ -94,278 +89,225 @@ def main() -> None:
 
 
 def helix_runs() -> dict[str, object]:
-    """Rows of every run, sums over sub-clusters beside Helix's own simulator, and their errors."""
-    runs = [Run(*row) for row in pl.read_csv(HELIX / "helix_runs.csv").iter_rows()]
-    results = pl.read_csv(HELIX / "helix_results.csv", infer_schema_length=None)
-    performance = helix_performance()
-    fitted = fit_overhead(runs, results, performance)
-    rows = []
-    for run in runs:
-        measured = _published(results, run, "prototype")
-        found = {
-            "plain": simulated_tokens_per_s(run, performance, {}),
-            "fitted": simulated_tokens_per_s(run, performance, fitted),
-        }
-        rows.append({"run": run, "measured": measured, **found})
-    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault((row["run"].model, row["run"].method, row["run"].mode), []).append(row)
-    sums = []
-    for (model, method, mode), mine in groups.items():
-        measured = sum(row["measured"] for row in mine)
-        whole = Run(model, method, None, mode, None, None, 0.0, 0.0)
-        sums.append(
-            {
-                "runs": f"{model} {method} {mode}",
-                "measured_tokens_per_s": round(measured, 1),
-                "helix_simulator": _error(_published(results, whole, "simulation"), measured),
-                **{k: _error(sum(row[k] for row in mine), measured) for k in ("plain", "fitted")},
-                "fitted_on": any(_is_fitted(row["run"]) for row in mine),
-            }
-        )
-    test = [row for row in rows if not _is_fitted(row["run"])]
+    """Every run beside the real system, sums over machine types beside Helix's own simulator."""
+    runs, performance = published_runs(), helix_performance()
+    engines = functools.partial(_engines, performance=performance)
+    fitted = fit_overhead(runs, lambda run, overhead: on_machines(run, overhead)[0].tokens_per_s)
+    engine_fitted = fit_overhead(runs, engines)
+    rows = [_row(run, fitted, engine_fitted, engines) for run in runs]
+    test = [row for row in rows if not row["fitted_on"]]
+    sums = _sums(rows)
     return {
-        "overhead_ms": {name: round(ms, 2) for name, ms in fitted.items()},
-        "runs": [
-            {
-                "run": f"{row['run'].model} {row['run'].layout} {row['run'].mode}",
-                "measured_tokens_per_s": row["measured"],
-                **{k: _error(row[k], row["measured"]) for k in ("plain", "fitted")},
-                "fitted_on": _is_fitted(row["run"]),
-            }
-            for row in rows
-        ],
+        "overhead_ms": fitted,
+        "engine_overhead_ms": engine_fitted,
+        "runs": [{key: row[key] for key in row if key not in ("of", "tokens")} for row in rows],
         "sums": sums,
-        "pipelines": chains(performance, fitted),
+        "pipelines": chains(performance, fitted, engine_fitted),
         "errors": {
-            "runs, plain": _quantiles([_error(r["plain"], r["measured"]) for r in rows]),
-            "test runs, fitted": _quantiles([_error(r["fitted"], r["measured"]) for r in test]),
-            "sums, plain": _quantiles([r["plain"] for r in sums]),
-            "test sums, fitted": _quantiles([r["fitted"] for r in sums if not r["fitted_on"]]),
-            "sums, Helix's simulator": _quantiles([r["helix_simulator"] for r in sums]),
+            "throughput": _quantiles(row["machines"] for row in test),
+            "throughput, layer times alone": _quantiles(row["plain"] for row in rows),
+            "prompt latency": _quantiles(row["prompt"] for row in test),
+            "ms per token": _quantiles(row["per_token"] for row in test),
+            "engines of Coral": _quantiles(row["engine"] for row in test),
+            "sums": _quantiles(row["machines"] for row in sums),
+            "sums, Helix's simulator": _quantiles(row["helix_simulator"] for row in sums),
         },
     }
 
 
+def _row(
+    run: Run,
+    fitted: Overheads,
+    engine_fitted: Overheads,
+    engines: Callable[[Run, Overheads], float],
+) -> dict[str, Any]:
+    """A run's errors; with the overheads unless said."""
+    real = measured(run)
+    found, spread = on_machines(run, fitted)
+    alone, _ = on_machines(run, {})
+    engine = engines(run, engine_fitted) if is_pipeline(run) else None
+    return {
+        "of": run,
+        "tokens": (found.tokens_per_s, real.tokens_per_s),
+        "run": run.name,
+        "measured_tokens_per_s": real.tokens_per_s,
+        "plain": _error(alone.tokens_per_s, real.tokens_per_s),
+        "machines": _error(found.tokens_per_s, real.tokens_per_s),
+        "spread": None if spread is None else round(spread, 3),
+        "prompt": _error(found.prompt_ms, real.prompt_ms),
+        "per_token": _error(found.per_token_ms, real.per_token_ms),
+        "engine": _error(engine, real.tokens_per_s),
+        "fitted_on": _is_fitted(run),
+    }
+
+
+def _sums(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Runs of one method on all types of machines, which Helix's simulator did too."""
+    groups: dict[tuple[str, str, str, str], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        run = row["of"]
+        key = (run.model, run.method, run.scheduler, run.mode)
+        groups.setdefault(key, []).append(row)
+    found = []
+    for key, mine in groups.items():
+        total = sum(row["tokens"][1] for row in mine)
+        theirs = helix_simulated(mine[0]["of"])
+        if theirs is not None:
+            ours = None if mine[0]["fitted_on"] else sum(row["tokens"][0] for row in mine)
+            found.append(
+                {
+                    "runs": " ".join(key),
+                    "measured_tokens_per_s": round(total, 1),
+                    "machines": None if ours is None else _error(ours, total),
+                    "helix_simulator": _error(theirs, total),
+                }
+            )
+    return found
+
+
 def fit_overhead(
-    runs: Sequence[Run], results: pl.DataFrame, performance: PerformanceModel
+    runs: Sequence[Run], tokens_per_s: Callable[[Run, Overheads], float]
 ) -> dict[str, float]:
     """Milliseconds of every step by machine type, so that the `separate` offline runs are met."""
     found = {}
     for run in runs:
         if not _is_fitted(run):
             continue
-        measured, machine = _published(results, run, "prototype"), (run.sub_cluster or "").upper()
-        low, high = 0.0, 40.0
+        real, machine = measured(run).tokens_per_s, (run.sub_cluster or "").upper()
+        low, high = 0.0, MOST_OVERHEAD_MS
         for _ in range(8):
             middle = (low + high) / 2.0
-            slow = simulated_tokens_per_s(run, performance, {machine: middle}) < measured
+            slow = tokens_per_s(run, {machine: middle}) < real
             low, high = (low, middle) if slow else (middle, high)
-        found[machine] = (low + high) / 2.0
+        found[machine] = round((low + high) / 2.0, 2)
     return found
 
 
-def _is_fitted(run: Run) -> bool:
-    return run.method == "separate" and run.mode == "offline"
-
-
-def _error(value: float, measured: float) -> float:
-    return round(value / measured - 1.0, 4)
-
-
-def _published(results: pl.DataFrame, run: Run, kind: str) -> float:
-    """Output tokens/s; of the authors' first record of that run."""
-    where = (
-        (pl.col("cluster") == "cluster24")
-        & (pl.col("kind") == kind)
-        & (pl.col("model") == run.model)
-        & (pl.col("method") == run.method)
-        & (pl.col("mode") == run.mode)
-        & pl.col("sub_cluster").eq_missing(pl.lit(run.sub_cluster))
-    )
-    return float(results.filter(where)["decode_tokens_per_s"][0])
-
-
-def simulated_tokens_per_s(
-    run: Run, performance: PerformanceModel, overhead_ms: Mapping[str, float]
-) -> float:
-    """Output tokens/s of the window; tokens of a request are spread evenly between its ends."""
-    inputs, outputs = lengths()
-    engine = pipeline(run, overhead_ms)
-    found = []
-    for seed in range(1 if run.mode == "offline" else SEEDS):
-        rng = np.random.default_rng(seed)
-        if run.mode == "offline":
-            arrival = np.zeros(OFFLINE_ROUNDS * engine.most_requests)
-        else:
-            rate = (run.offered_tokens_per_s or 0.0) / float(inputs.mean() + outputs.mean())
-            arrival = np.cumsum(rng.exponential(1.0 / rate, int(2 * rate * run.until_s) + 10))
-            arrival = arrival[arrival < run.until_s]
-        which = rng.integers(0, inputs.size, arrival.size)
-        place = np.zeros(arrival.size, dtype=np.int64)
-        trace = Trace(("w",), arrival, place, inputs[which], outputs[which])
-        result = simulate([engine], trace, performance)
-        found.append(tokens_between(result, run.from_s, run.until_s))
-    return float(np.mean(found))
-
-
-def tokens_between(result: Result, from_s: float, until_s: float) -> float:
-    begin, end = 1e3 * from_s, 1e3 * until_s
-    first = np.where(result.first_ms < 0.0, np.inf, result.first_ms)
-    last = np.where(result.finish_ms < 0.0, np.inf, result.finish_ms)
-    span = np.maximum(last - first, 1e-9)
-    inside = np.clip(np.minimum(last, end) - np.maximum(first, begin), 0.0, None)
-    share = np.where(np.isfinite(first), inside / span, 0.0)
-    return float((share * result.trace.output_tokens).sum()) / (until_s - from_s)
-
-
-def pipeline(run: Run, overhead_ms: Mapping[str, float]) -> Engine:
-    """The layout as one engine: a stage per layer range, a lane per machine."""
-    layouts = pl.read_csv(HELIX / "helix_layouts.csv").filter(
-        (pl.col("cluster") == "cluster24")
-        & (pl.col("model") == run.model)
-        & (pl.col("method") == run.layout)
-        & (pl.col("num_layers") > 0)
-    )
-    ranges = sorted(set(layouts.select("start_layer", "end_layer").iter_rows()))
-    stages = [
-        (end - start, layouts.filter(pl.col("start_layer") == start)["machine"].to_list())
-        for start, end in ranges
+def on_machines(run: Run, overhead_ms: Overheads) -> tuple[Published, float | None]:
+    """On machines that batch on their own; and the throughput's deviation between seeds, of it."""
+    limits = machine_limits(run.model)
+    machines = [
+        _machine(node, kind, first, end, limits[kind, end - first])
+        for node, kind, first, end in layout(run)
     ]
-    return stages_engine(run.layout, run.model, stages, run.in_flight, overhead_ms)
-
-
-def stages_engine(
-    name: str,
-    model: str,
-    layout: Sequence[tuple[int, Sequence[str]]],
-    in_flight: int | None,
-    overhead_ms: Mapping[str, float],
-) -> Engine:
-    """Stages of (layers, machines); without `in_flight` as many requests as 80% of the KV holds."""
-    kv = {
-        (machine, layers): tokens
-        for known, machine, layers, tokens in pl.read_csv(HELIX / "helix_kv.csv")
-        .select("model", "machine", "num_layers", "kv_tokens")
-        .iter_rows()
-        if known == model
-    }
-    inputs, outputs = lengths()
-    stages, room = [], []
-    for place, (layers, machines) in enumerate(layout):
-        tokens = [kv[machine, layers] for machine in machines]
-        room.append(sum(tokens))
-        lanes = tuple(
-            Lane(
-                _kind(model, machine),
-                overhead_ms.get(machine, 0.0),
-                held // BLOCK_TOKENS,
-                _speed(model, machine),
-            )
-            for machine, held in zip(machines, tokens, strict=True)
+    weights = _weights(run)
+    if run.in_flight is not None:
+        admission = Admission(run.in_flight)
+    else:
+        own = ONLINE if run.scheduler == "maxflow" else AT_ONCE
+        admission = own if run.is_online else OFFLINE
+    found = []
+    for seed in range(SEEDS if run.is_online else 1):
+        served = _cluster(run.model, machines, weights, overhead_ms, admission).run(
+            *_in_ms(drawn(run, seed, QUEUED)), 1e3 * run.until_s
         )
-        stages.append(EngineStage(layers, place == len(layout) - 1, lanes))
-    mean = float(inputs.mean()) + _length_biased(outputs)
-    requests = in_flight or int(KV_SHARE * min(room) / mean)
-    batch = -(-requests // len(stages))
-    return Engine(
-        name=name,
-        phase=Phase.AGGREGATED,
-        domain="here",
-        weights={"w": 1.0},
-        stages=tuple(stages),
-        micro_batches=len(stages),
-        step_requests=batch,
-        most_requests=requests,
-        token_budget=batch + PROMPTS_PER_STEP * LONGEST_INPUT,
-        hop_latency_ms=LINK_LATENCY_MS,
-        hop_ms_per_token=MODELS[model][1] / LINK_BYTES_PER_MS,
-    )
+        found.append(served.within(1e3 * run.from_s, 1e3 * run.until_s))
+    means = np.nanmean(found, axis=0)
+    spread = float(np.std(found, axis=0, ddof=1)[0] / means[0]) if len(found) > 1 else None
+    return Published(*means.tolist()), spread
 
 
-def chains(performance: PerformanceModel, fitted: Mapping[str, float]) -> list[dict[str, object]]:
-    """Whole-cluster pipelines beside Helix's simulator, which has no prototype run of them."""
-    inputs, outputs = lengths()
+def _machine(node: str, kind: str, first: int, end: int, limits: Any) -> Machine:
+    return Machine(
+        node, kind, first, end, limits.kv_tokens, limits.most_prompts, limits.most_prompt_tokens,
+        limits.most_decodes,
+    )  # fmt: skip
+
+
+def _weights(run: Run) -> Weights:
+    """Of links: flow of a maximum flow, the throughput of the machine ahead, or all alike."""
+    case = helix_case(CLUSTER, run.model)
+    nodes = case.layouts[run.layout]
+    flows = link_flows(nodes, MODELS[run.model][0], case.link)
+    if run.scheduler == "maxflow":
+        return flows
+    speed = {node.node: node.tokens_per_s for node in nodes} | {SINK: 1.0}
+    return {link: speed[link[1]] if run.scheduler == "swarm" else 1.0 for link in flows}
+
+
+def _cluster(
+    model: str,
+    machines: Sequence[Machine],
+    weights: Weights,
+    overhead_ms: Overheads,
+    admission: Admission,
+) -> Cluster:
+    times = layer_times(model)
+
+    @functools.cache
+    def layer_ms(kind: str, prompts: bool, tokens: int) -> float:
+        sizes, ms = times[kind, prompts]
+        beyond = max(1.0, tokens / float(sizes[-1]))
+        return float(np.interp(tokens, sizes, ms)) * beyond
+
+    def step_ms(kind: str, prompts: bool, tokens: int, layers: int) -> float:
+        return layers * layer_ms(kind, prompts, tokens) + overhead_ms.get(kind, 0.0)
+
+    per_token_ms = MODELS[model][1] / LINK_BYTES_PER_MS
+    return Cluster(machines, weights, step_ms, LINK_LATENCY_MS, per_token_ms, admission)
+
+
+def _in_ms(drawn_requests: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+    arrival_s, inputs, outputs = drawn_requests
+    return 1e3 * arrival_s, inputs, outputs
+
+
+def _engines(run: Run, overhead_ms: Overheads, performance: PerformanceModel) -> float:
+    return engine_tokens_per_s(run, performance, overhead_ms, SEEDS)
+
+
+def chains(
+    performance: PerformanceModel, fitted: Overheads, engine_fitted: Overheads
+) -> list[dict[str, object]]:
+    """Whole-cluster pipelines beside Helix's simulator; there are no runs of the real system."""
     found: list[dict[str, object]] = []
     for name, model, parts, theirs in CHAINS:
-        layout = [(layers, [machine]) for machine, layers, count in parts for _ in range(count)]
+        stages = [(layers, kind) for kind, layers, count in parts for _ in range(count)]
+        run = Run(model, "chain", None, "maxflow", "offline", None, None, *CHAIN_WINDOW_S)
         row: dict[str, object] = {"layout": name, "helix_simulator_tokens_per_s": theirs}
         for kind, overhead in (("plain", {}), ("fitted", fitted)):
-            engine = stages_engine(name, model, layout, None, overhead)
-            rng = np.random.default_rng(0)
-            # They all start at once: enough to keep the pipeline full over the window.
-            count = OFFLINE_ROUNDS * engine.most_requests
-            which = rng.integers(0, inputs.size, count)
-            place = np.zeros(count, dtype=np.int64)
-            trace = Trace(("w",), np.zeros(count), place, inputs[which], outputs[which])
-            result = simulate([engine], trace, performance)
-            row[f"{kind}_tokens_per_s"] = round(tokens_between(result, *CHAIN_WINDOW_S), 1)
+            machines, weights = _chain(model, stages)
+            cluster = _cluster(model, machines, weights, overhead, OFFLINE)
+            served = cluster.run(*_in_ms(drawn(run, 0, QUEUED)), 1e3 * run.until_s)
+            tokens, _, _ = served.within(1e3 * run.from_s, 1e3 * run.until_s)
+            row[f"{kind}_tokens_per_s"] = round(tokens, 1)
+        lanes = [(layers, [kind]) for layers, kind in stages]
+        engine = stages_engine(name, model, lanes, None, engine_fitted)
+        arrival_s, inputs, outputs = drawn(run, 0, OFFLINE_ROUNDS * engine.most_requests)
+        place = np.zeros(arrival_s.size, dtype=np.int64)
+        trace = Trace(("w",), arrival_s, place, inputs, outputs)
+        result = simulate([engine], trace, performance)
+        row["engine_tokens_per_s"] = round(tokens_between(result, *CHAIN_WINDOW_S), 1)
         found.append(row)
     return found
 
 
-def lengths() -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
-    """Prompts and outputs of the trace, without those that Helix leaves out."""
-    frame = read_arrivals("azure2023_conv").filter(
-        (pl.col("input_tokens") <= LONGEST_INPUT) & (pl.col("output_tokens") <= LONGEST_OUTPUT)
-    )
-    return (
-        frame["input_tokens"].to_numpy().astype(np.int64),
-        frame["output_tokens"].to_numpy().astype(np.int64),
-    )
+def _chain(model: str, stages: Sequence[tuple[int, str]]) -> tuple[list[Machine], Weights]:
+    limits, machines, first = machine_limits(model), [], 0
+    for place, (layers, kind) in enumerate(stages):
+        end = first + layers
+        machines.append(_machine(str(place), kind, first, end, limits[kind, layers]))
+        first = end
+    names = [SOURCE, *(machine.name for machine in machines), SINK]
+    return machines, dict.fromkeys(itertools.pairwise(names), 1.0)
 
 
-def _length_biased(outputs: np.ndarray) -> float:  # type: ignore[type-arg]
-    """Mean output of the requests that are in flight at some moment."""
-    return float((outputs.astype(float) ** 2).sum() / outputs.sum())
+def _is_fitted(run: Run) -> bool:
+    return run.method == "separate" and not run.is_online
 
 
-def helix_performance() -> PerformanceModel:
-    """Helix's times of one layer as tables of one GPU each."""
-    rows: dict[tuple[str, str, str, int], list[LayerRow]] = {}
-    for model, machine, phase, tokens, ms in pl.read_csv(HELIX / "helix_profiles.csv").iter_rows():
-        if tokens == 0:
-            continue
-        mine = rows.setdefault((model, "fp16", machine, 1), [])
-        if phase == "prompt":
-            mine.append(LayerRow("prefill", 1, tokens, 0, ms, TINY_MS, TINY_MS, "Helix"))
-        else:
-            for context in (0, 4096):  # no dependence on it was measured
-                row = LayerRow("decode", tokens, tokens, context, TINY_MS, ms, TINY_MS, "Helix")
-                mine.append(row)
-    return PerformanceModel(rows, {}, AllReduce({}, {}), {})
+def _error(value: float | None, real: float | None) -> float | None:
+    """Relative; None where either is not known."""
+    return None if value is None or real is None else round(value / real - 1.0, 4)
 
 
-def _speed(model: str, machine: str) -> float:
-    """Share of a stage's requests: by the time of a prompt of 750 tokens, as swarm's router."""
-    frame = pl.read_csv(HELIX / "helix_profiles.csv").filter(
-        (pl.col("model") == model)
-        & (pl.col("machine") == machine)
-        & (pl.col("phase") == "prompt")
-        & (pl.col("batch_tokens") == 750)
-    )
-    return 1.0 / float(frame["layer_ms"][0])
-
-
-def _kind(model: str, machine: str) -> GroupKind:
-    layers, activation = MODELS[model]
-    spec = ModelSpec(
-        name=model, dtype="fp16", layers=layers, hidden=round(activation / 2), heads=1, kv_heads=1,
-        head_dim=1, intermediate=1, experts=0, experts_per_token=0, moe_intermediate=0, vocab=1,
-        weight_bytes=2.0, expert_weight_bytes=0.0, bytes_per_layer=1, embed_bytes=0,
-        lm_head_bytes=0, kv_bytes_per_token_per_layer=4, hop_bytes_per_token=round(activation),
-    )  # fmt: skip
-    gpu = GpuSpec(machine, machine, 16.0, 300.0, 100.0, 70.0, 8.0)
-    return GroupKind(spec, "fp16", NodeClass(f"{machine} x1", gpu, 1, Link.NONE, 8.0, 8.0), 1)
-
-
-def _quantiles(errors: list[float]) -> dict[str, float]:
-    sizes = np.abs(errors)
+def _quantiles(errors: Iterable[float | None]) -> dict[str, float]:
+    known = np.array([error for error in errors if error is not None])
     return {
-        "count": len(errors),
-        "median": round(float(np.median(sizes)), 4),
-        "p90": round(float(np.quantile(sizes, 0.9)), 4),
-        "signed_median": round(float(np.median(errors)), 4),
+        "count": known.size,
+        "median": round(float(np.median(np.abs(known))), 4),
+        "p90": round(float(np.quantile(np.abs(known), 0.9)), 4),
+        "signed_median": round(float(np.median(known)), 4),
     }
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from bench.scenarios import built_library
 from planner.allocation.plan import Plan
 from planner.allocation.solve import plan_allocation
+from planner.caps import cap_of
 from planner.types import DISAGGREGATED, Phase
 from simulator.run import simulate
 from simulator.streams import steady_trace
@@ -84,7 +85,9 @@ def full_rps(inputs: Inputs, plan: Plan) -> dict[str, float]:
     for planned in plan.replicas:
         phase = planned.template.phase
         busy = sum(
-            rps / planned.template.serves[name] * caps.get((name, phase), assumed[phase])
+            rps
+            / planned.template.serves[name]
+            * cap_of(caps, name, planned.template, assumed[phase])
             for name, rps in planned.load_rps.items()
         )
         for name, rps in planned.load_rps.items():

@@ -293,6 +293,11 @@ def m011_simulations(connection: duckdb.DuckDBPyConnection) -> None:
     )
 
 
+def m012_template_caps(connection: duckdb.DuckDBPyConnection) -> None:
+    """Calibrated caps of single templates; empty: all others of the phase."""
+    connection.execute("ALTER TABLE utilization_cap ADD COLUMN template_id TEXT DEFAULT ''")
+
+
 MIGRATIONS: tuple[Migration, ...] = (
     m001_seed_tables,
     m002_decisions,
@@ -305,6 +310,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     m009_profiles,
     m010_market,
     m011_simulations,
+    m012_template_caps,
 )
 
 

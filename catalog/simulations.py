@@ -8,6 +8,7 @@ from datetime import datetime
 
 import duckdb
 
+from planner.caps import CapKey
 from planner.types import Phase
 
 
@@ -54,6 +55,7 @@ class CapRow:
     scenario: str
     workload: str
     phase: Phase
+    template_id: str  # empty: all templates of the phase without a cap of their own
     terms: str  # hash of what the cap was found for: objectives, lengths, engine settings
     cap: float
     assumed: float  # what the scenario says
@@ -109,16 +111,16 @@ def write_caps(
 
 def read_caps(
     connection: duckdb.DuckDBPyConnection, scenario: str, terms: Mapping[tuple[str, Phase], str]
-) -> dict[tuple[str, Phase], float]:
-    """The latest caps by (workload, phase), of those found for the same terms."""
+) -> dict[CapKey, float]:
+    """The latest caps of those found for the same terms."""
     rows = connection.execute(
-        "SELECT workload, phase, terms, cap FROM utilization_cap WHERE scenario = ? "
-        "ORDER BY calibrated_at",
+        "SELECT workload, phase, template_id, terms, cap FROM utilization_cap "
+        "WHERE scenario = ? ORDER BY calibrated_at",
         [scenario],
     ).fetchall()
     return {
-        (workload, Phase(phase)): cap
-        for workload, phase, found_for, cap in rows
+        (workload, Phase(phase), template): cap
+        for workload, phase, template, found_for, cap in rows
         if terms.get((workload, Phase(phase))) == found_for
     }
 

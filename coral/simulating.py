@@ -92,7 +92,7 @@ def calibrate_caps(
             help="Share of every workload's requests that must meet both objectives.",
         ),
     ] = 0.95,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Most plans that are made.")] = 6,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Most plans that are made.")] = 20,
     home: Home = None,
     as_json: Json = False,
 ) -> None:

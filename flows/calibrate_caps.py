@@ -20,7 +20,7 @@ def calibrate_caps(
     minutes: float = 5.0,
     seed: int = 0,
     target: float = 0.95,
-    rounds: int = 6,
+    rounds: int = 20,
 ) -> Calibration:
     """Plan and simulate in turn; the caps found are those of later plans of the scenario.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from prefect import task
@@ -18,47 +18,55 @@ from catalog import simulations
 from catalog.store import Catalog
 from planner.allocation.plan import Plan
 from planner.allocation.solve import plan_allocation
-from planner.caps import Caps, with_caps
+from planner.caps import ANY, CapKey, with_caps
 from planner.types import Phase
-from simulator.phases import phase_attainment
 from tasks import progress
 from tasks.allocation import allocation_input, read_library
 from tasks.fleet_engines import fleet_of_plan
 from tasks.inputs import Inputs
-from tasks.requests import History, Load
-from tasks.simulation import WARM_UP_SHARE, Simulation, read_histories, simulate_fleet
+from tasks.requests import Load
+from tasks.simulation import read_histories, simulate_fleet
+from tasks.template_caps import Bench, template_cap
 
-Key = tuple[str, Phase]
-LEAST_LOAD, MOST_LOAD = 0.6, 1.3  # tried, over the plan's demand; nor do caps change by more
-BRACKET = 0.04  # relative width at which a bisection ends
-MOST_SIMULATIONS = 9  # of one plan
-STEADY = 0.02  # relative change of every cap at which rounds end
-STEP = 0.95  # of a workload's caps, where its phases attain and it does not
-LEAST_CAP = 0.2
+STEP = (
+    0.95  # by which a workload's caps fall where its templates attain alone and the plan does not
+)
+ROOM = 0.02  # of attainment over the target from which they rise again
 
 
 @dataclass(frozen=True)
 class Round:
     """One plan under some caps, and what simulation said of it."""
 
-    caps: Mapping[Key, float]
+    caps: Mapping[CapKey, float]
     cost_usd_per_hour: float
     served_share: float
     attainment: Mapping[str, float]  # by workload, at the plan's demand
     requests: Mapping[str, int]  # behind it
-    simulations: int
+    measured: int  # caps that were found after it
 
     def attains(self, target: float) -> bool:
-        """Whether every workload does, within two standard errors of its sample."""
-        return all(
-            share >= target - 2.0 * math.sqrt(target * (1.0 - target) / self.requests[name])
-            for name, share in self.attainment.items()
-        )
+        """Every workload, within two standard errors of its sample."""
+        return not any(self._misses(name, target) for name in self.attainment)
+
+    def moves(self, target: float) -> dict[str, float]:
+        """By what the caps of workloads change that miss, or have room to spare."""
+        found = {}
+        for name, share in self.attainment.items():
+            if self._misses(name, target):
+                found[name] = STEP
+            elif share > target + ROOM:
+                found[name] = 1.0 / STEP
+        return found
+
+    def _misses(self, name: str, target: float) -> bool:
+        error = math.sqrt(target * (1.0 - target) / self.requests[name])
+        return self.attainment[name] < target - 2.0 * error
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Caps found, by (workload, phase), and the rounds on the way; the first has the old caps."""
+    """Caps found, and the rounds on the way; the first has the assumed caps."""
 
     scenario: str
     target: float
@@ -71,72 +79,41 @@ class Calibration:
         return self.chosen.attains(self.target)
 
 
-@dataclass
-class _Brackets:
-    """Per key the largest load known to attain and the smallest known not to."""
-
-    target: float
-    top: float
-    seen: dict[Key, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
-
-    def add(self, load: float, shares: Mapping[Key, float]) -> None:
-        for key, share in shares.items():
-            self.seen[key].append((load, share))
-
-    def of(self, key: Key) -> tuple[float, float]:
-        high = min((x for x, share in self.seen[key] if share < self.target), default=None)
-        top = self.top if high is None else high
-        low = max((x for x, s in self.seen[key] if s >= self.target and x < top), default=0.0)
-        return low, top
-
-    def next_load(self) -> float | None:
-        """The middle of the widest bracket, above the least load; None: all are narrow."""
-        widest, at = 1.0 + BRACKET, None
-        for key in self.seen:
-            low, high = self.of(key)
-            low = max(low, LEAST_LOAD)
-            if high / low > widest:
-                widest, at = high / low, math.sqrt(low * high)
-        return at
-
-
 def calibrate_caps(
     catalog: Catalog,
     inputs: Inputs,
     load: Load,
     target: float = 0.95,
-    most_rounds: int = 6,
+    most_rounds: int = 20,
 ) -> Calibration:
-    """Plan, find by bisection how much load the plan bears, take that as caps, and plan again.
+    """Plan, find the caps of what was planned that has none yet, and plan again.
 
-    A plan bears a load when `target` of every workload's requests meet both objectives. Records the
-    caps of the cheapest plan that bears its own demand, or, where none did, of the plan that came
-    nearest.
+    A plan bears its demand when `target` of every workload's requests meet both objectives. Records
+    the caps of the cheapest plan that does, or, where none did, of the plan that came nearest.
     Raises NoTemplateError: the library is not complete.
     """
     library = read_library(catalog, replace(inputs, caps={}))
     with catalog.read() as connection:
-        histories = read_histories(connection)
+        bench = Bench(inputs, library, read_histories(connection), load, target)
+    by_id = {template.id: template for template in library}
     assumed = inputs.scenario.placement.utilization
-    caps: dict[Key, float] = {}  # from the assumed ones on: the same again gives the same
+    own: dict[CapKey, float] = {}  # of templates; from none on: the same again gives the same
+    caps: dict[CapKey, float] = {}  # and, by the mean of those, of the templates that have none
     rounds: list[Round] = []
     for number in range(most_rounds):
         progress.report("calibrate", number, most_rounds)
-        templates = with_caps(library, caps, assumed)
-        plan = plan_allocation(allocation_input(inputs, templates))
-        busy = busy_shares(plan, caps, assumed)
-        found, borne, count = _bear(inputs, plan, load, histories, target)
-        used = {key: caps.get(key, assumed[key[1]]) for key in busy}
-        shares = {m.workload: m.attainment for m in found.simulated if m.requests}
-        came = {m.workload: m.requests for m in found.simulated}
-        rounds.append(Round(used, plan.cost_usd_per_hour, plan.served_share, shares, came, count))
-        new = {key: _bounded(busy[key] * borne[key]) for key in borne if key in busy}
-        for key in new:
-            if shares.get(key[0], 1.0) < target:  # both phases in time, but not in the same cases
-                new[key] = _bounded(min(new[key], STEP * busy[key]))
-        if rounds[-1].attains(target) and all(abs(new[k] / used[k] - 1.0) <= STEADY for k in new):
-            break
-        caps |= new
+        plan = plan_allocation(allocation_input(inputs, with_caps(library, caps, assumed)))
+        used = _used(plan)
+        fresh = [key for key in used if key not in own]
+        measured = {key: template_cap(bench, by_id[key[2]], key[0]) for key in fresh}
+        rounds.append(_round(bench, plan, caps | _in_use(caps, used, assumed), len(fresh)))
+        own |= measured
+        if not fresh:
+            moves = rounds[-1].moves(target)
+            if not moves:
+                break
+            own |= {key: min(1.0, moves[key[0]] * own[key]) for key in used if key[0] in moves}
+        caps = own | _of_phases(own, assumed)
     progress.report("calibrate", most_rounds, most_rounds)
     result = Calibration(
         inputs.scenario.name, target, assumed, _choose(rounds, target), tuple(rounds)
@@ -148,55 +125,44 @@ def calibrate_caps(
 calibrate_task = task(name="calibrate-caps", cache_policy=NO_CACHE)(calibrate_caps)
 
 
-def busy_shares(plan: Plan, caps: Caps, assumed: Mapping[Phase, float]) -> dict[Key, float]:
-    """How full the replicas of a (workload, phase) are, of their throughput without a cap.
+def _in_use(
+    caps: Mapping[CapKey, float], used: Sequence[CapKey], assumed: Mapping[Phase, float]
+) -> dict[CapKey, float]:
+    found = {}
+    for name, phase, template in used:
+        of_phase = caps.get((name, phase, ANY), assumed[phase])
+        found[name, phase, template] = caps.get((name, phase, template), of_phase)
+    return found
 
-    Means over replicas weighted by the workload's load; of a shared one by all its workloads.
-    """
-    sums: dict[Key, list[tuple[float, float]]] = defaultdict(list)
-    for planned in plan.replicas:
-        phase = planned.template.phase
-        full = {
-            name: planned.template.serves[name] / caps.get((name, phase), assumed[phase])
-            for name in planned.load_rps
+
+def _used(plan: Plan) -> list[CapKey]:
+    """Which workloads are on which templates."""
+    return sorted(
+        {
+            (name, planned.template.phase, planned.template.id)
+            for planned in plan.replicas
+            for name, rps in planned.load_rps.items()
+            if rps > 0.0
         }
-        busy = sum(rps / full[name] for name, rps in planned.load_rps.items()) / planned.count
-        for name, rps in planned.load_rps.items():
-            sums[name, phase].append((rps, busy))
-    return {
-        key: sum(rps * busy for rps, busy in found) / sum(rps for rps, _ in found)
-        for key, found in sums.items()
-        if any(rps for rps, _ in found)
-    }
+    )
 
 
-def _bear(
-    inputs: Inputs, plan: Plan, load: Load, histories: Mapping[str, History], target: float
-) -> tuple[Simulation, dict[Key, float], int]:
-    """The plan at its own demand, and the largest load that every (workload, phase) bears."""
-    fleet, settings = fleet_of_plan(plan), inputs.scenario.placement
+def _round(bench: Bench, plan: Plan, caps: Mapping[CapKey, float], measured: int) -> Round:
+    """The plan at the demand that it serves."""
+    fleet = fleet_of_plan(plan)
     templates = {planned.template.id: planned.template for planned in plan.replicas}
-    brackets = _Brackets(target, MOST_LOAD)
-    first: Simulation | None = None
-    at: float | None = 1.0
-    count = 0
-    while at is not None and count < MOST_SIMULATIONS:
-        asked = replace(load, factor=at)
-        found = simulate_fleet(inputs, templates, fleet, asked, histories, fleet.served_rps)
-        duration_s = found.result.trace.duration_s
-        shares = phase_attainment(
-            found.result, found.slos, settings.kv_handover_share,
-            (WARM_UP_SHARE * duration_s, duration_s),
-        )  # fmt: skip
-        brackets.add(at, {key: share.attainment for key, share in shares.items()})
-        first, count = first or found, count + 1
-        at = brackets.next_load()
-    assert first is not None
-    return first, {key: max(brackets.of(key)[0], LEAST_LOAD) for key in brackets.seen}, count
-
-
-def _bounded(cap: float) -> float:
-    return min(1.0, max(LEAST_CAP, cap))
+    found = simulate_fleet(
+        bench.inputs, templates, fleet, bench.load, bench.histories, fleet.served_rps
+    )
+    came = [each for each in found.simulated if each.requests]
+    return Round(
+        caps,
+        plan.cost_usd_per_hour,
+        plan.served_share,
+        {each.workload: each.attainment for each in came},
+        {each.workload: each.requests for each in came},
+        measured,
+    )
 
 
 def _choose(rounds: Sequence[Round], target: float) -> Round:
@@ -207,15 +173,25 @@ def _choose(rounds: Sequence[Round], target: float) -> Round:
     return min(good, key=lambda r: (-round(r.served_share, 3), r.cost_usd_per_hour))
 
 
+def _of_phases(caps: Mapping[CapKey, float], assumed: Mapping[Phase, float]) -> dict[CapKey, float]:
+    """For templates that no plan had: the mean of those that one had, at most the assumed one."""
+    seen: dict[tuple[str, Phase], list[float]] = defaultdict(list)
+    for (workload, phase, _), cap in caps.items():
+        seen[workload, phase].append(cap)
+    return {
+        (workload, phase, ANY): min(max(found), assumed[phase])
+        for (workload, phase), found in seen.items()
+    }
+
+
 def _record(catalog: Catalog, inputs: Inputs, result: Calibration) -> None:
-    terms = inputs.terms
-    count = sum(found.simulations for found in result.rounds)
+    terms, chosen = inputs.terms, result.chosen
     rows = [
         simulations.CapRow(
-            result.scenario, name, phase, terms[name, phase], cap, result.assumed[phase],
-            result.chosen.attainment.get(name, 1.0), result.target, count, "simulated",
+            result.scenario, name, phase, template, terms[name, phase], cap, result.assumed[phase],
+            chosen.attainment.get(name, 1.0), result.target, len(result.rounds), "simulated",
         )
-        for (name, phase), cap in sorted(result.chosen.caps.items())
+        for (name, phase, template), cap in sorted(chosen.caps.items())
     ]  # fmt: skip
     with catalog.write() as connection:
         simulations.write_caps(connection, rows, datetime.now(UTC))

@@ -98,6 +98,11 @@ def send(url: str, requests: Sequence[LoadRequest], concurrency: int) -> list[Se
     return asyncio.run(_send(url, requests, concurrency))
 
 
+def send_at(url: str, requests: Sequence[LoadRequest], arrival_s: Sequence[float]) -> list[Seen]:
+    """Send each at its time from now, whatever became of those before; in the order given."""
+    return asyncio.run(_send_at(url, requests, arrival_s))
+
+
 def figures(model: str, seen: Sequence[Seen]) -> LoadFigures:
     """Tokens/s, TTFT and TPOT of the requests that were answered in full."""
     mine = [one for one in seen if one.model == model]
@@ -125,6 +130,20 @@ def _client(url: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(
         base_url=url, timeout=REQUEST_TIMEOUT_S, limits=limits, trust_env=False
     )
+
+
+async def _send_at(
+    url: str, requests: Sequence[LoadRequest], arrival_s: Sequence[float]
+) -> list[Seen]:
+    began = time.perf_counter()
+    async with _client(url) as client:
+
+        async def one(request: LoadRequest, at: float) -> Seen:
+            await asyncio.sleep(max(0.0, began + at - time.perf_counter()))
+            return await _one(client, request)
+
+        pairs = zip(requests, arrival_s, strict=True)
+        return list(await asyncio.gather(*(one(*pair) for pair in pairs)))
 
 
 async def _send(url: str, requests: Sequence[LoadRequest], concurrency: int) -> list[Seen]:

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from planner.allocation.explain import cost_by_workload
 from planner.allocation.plan import Plan
+from planner.caps import ANY
 from planner.types import Market, Phase, Template
 from tasks.inputs import Inputs
 from tasks.page import BASELINE, MIXED, PURE, svg, write_page
@@ -209,10 +210,15 @@ def describe_caps(inputs: Inputs) -> str:
             f"Replicas are loaded to at most {shares} of their throughput: assumed caps, not "
             "calibrated by simulation (`coral calibrate-caps` does)."
         )
-    found = ", ".join(
-        f"{name} {phase.value} {cap:.0%}" for (name, phase), cap in sorted(inputs.caps.items())
+    found: dict[tuple[str, Phase], list[float]] = {}
+    for (name, phase, template), cap in sorted(inputs.caps.items()):
+        if template != ANY:
+            found.setdefault((name, phase), []).append(cap)
+    ranges = ", ".join(
+        f"{name} {phase.value} " + " to ".join(sorted({f"{min(of):.0%}", f"{max(of):.0%}"}))
+        for (name, phase), of in found.items()
     )
     return (
         f"Replicas are loaded to at most these shares of their throughput, calibrated by "
-        f"simulation: {found}; assumed for the others: {shares}."
+        f"simulation for each template: {ranges}; assumed for the others: {shares}."
     )

@@ -14,7 +14,7 @@ from itertools import islice
 import numpy as np
 from scipy import sparse
 
-from planner.errors import InputError
+from planner.errors import InfeasiblePlanError, InputError
 from planner.placement.rates import RatePipeline, RateTable
 from planner.programs import Program, solve_program
 
@@ -36,6 +36,17 @@ class NodeLayers:
 def max_flow(nodes: Sequence[NodeLayers], layers: int, link: LinkRate) -> float:
     """Tokens/s from source to sink.
 
+    Raises InputError: a node with layers that the model does not have.
+    """
+    flows = link_flows(nodes, layers, link)
+    return sum(rate for (start, _), rate in flows.items() if start == SOURCE)
+
+
+def link_flows(
+    nodes: Sequence[NodeLayers], layers: int, link: LinkRate
+) -> dict[tuple[str, str], float]:
+    """Tokens/s of every link that can be used, by its ends, in a flow from source to sink.
+
     Variables  flow[i, j] >= 0 tokens/s, at most link(i, j): from the source to nodes with layer 0,
                from i to j where first[j] <= end[i] < end[j], to the sink from nodes with layer L
     Maximise   sum over j of flow[source, j]
@@ -50,7 +61,8 @@ def max_flow(nodes: Sequence[NodeLayers], layers: int, link: LinkRate) -> float:
             )
     edges = _edges(nodes, layers)
     if not edges:
-        return 0.0
+        return {}
+    names = [(_name(nodes, a, SOURCE), _name(nodes, b, SINK)) for a, b in edges]
     count = len(nodes)
     balance = np.zeros((count, len(edges)))
     entering = np.zeros((count, len(edges)))
@@ -64,12 +76,15 @@ def max_flow(nodes: Sequence[NodeLayers], layers: int, link: LinkRate) -> float:
         matrix=sparse.csc_array(np.vstack([balance, entering])),
         cost=np.array([-1.0 if start < 0 else 0.0 for start, _ in edges]),
         lower=np.zeros(len(edges)),
-        upper=np.array([link(_name(nodes, a, SOURCE), _name(nodes, b, SINK)) for a, b in edges]),
+        upper=np.array([link(start, end) for start, end in names]),
         row_lower=np.concatenate([np.zeros(count), np.full(count, -np.inf)]),
         row_upper=np.concatenate([np.zeros(count), [node.tokens_per_s for node in nodes]]),
         integer=np.zeros(len(edges), dtype=bool),
     )
-    return -solve_program(program, relax=True).objective
+    rates = solve_program(program, relax=True).values
+    if rates is None:  # no flow at all is one
+        raise InfeasiblePlanError("the flow through the nodes has no solution: a defect of Coral's")
+    return dict(zip(names, map(float, rates), strict=True))
 
 
 def nodes_of(

@@ -7,10 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.types import Phase, Slo
+from planner.types import Phase
 from simulator.errors import SimulationError
 from simulator.measures import tpot_ms, ttft_ms
-from simulator.phases import PhaseShare, phase_attainment
 from simulator.run import EventKind, FleetEvent, NewPlan, Result, Status, simulate
 from tests.simulator.fleets import engine, lane, performance, trace
 
@@ -234,18 +233,3 @@ def test_a_prompt_is_done_before_its_first_token_elsewhere() -> None:
     assert (result.first_ms > result.handed_ms).all()
     alone = simulate([engine()], random_trace(29, 100, 5.0), performance(5.0))
     assert (alone.handed_ms < 0).all()
-
-
-def test_phases_are_judged_by_their_share_of_the_objectives() -> None:
-    """TTFT of 100 ms, 30 of them for the hand-over and 10 for a step: 60 for the prompt."""
-    fleet = [engine("p", Phase.PREFILL), engine("d", Phase.DECODE)]
-    slow = performance(5.0)
-    requests = trace(np.array([0.0, 0.001, 0.002, 5.0]), 4096, 3)  # a step each, one after another
-    result = simulate(fleet, requests, slow)
-    found = phase_attainment(result, {"chat": Slo(20.0, 5.5)}, 0.3, (0.0, 10.0))
-    # 20 - 6 - 5.5 = 8.5 ms for the prompt: 5, 9, 13 and 5 ms.
-    assert found["chat", Phase.PREFILL] == PhaseShare(4, 0.5)
-    assert found["chat", Phase.DECODE].requests == 4
-    alone = simulate([engine()], requests, slow)
-    mixed = phase_attainment(alone, {"chat": Slo(20.0, 5.5)}, 0.3, (0.0, 10.0))
-    assert set(mixed) == {("chat", Phase.AGGREGATED)}

@@ -1,0 +1,257 @@
+"""The simulator against real vLLM servers on this machine's cores, under Poisson load.
+
+    python -m bench.serving --json
+
+Makes a small Llama (float32), profiles one layer of it as `coral profile run` does, and starts
+`vllm serve` on one core. Requests come at random (Poisson) at shares of the rate at which the
+simulated engine is full; the same arrivals and lengths go through the simulator with the profile's
+tables. Compared per load: mean TPOT, output tokens/s, and the median TTFT. `front_ms`, what a
+request spends outside the engine (HTTP, tokens to text), is the median TTFT of single requests on
+the idle server less the simulated one: measured before the loads, added to the simulated TTFT.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import httpx
+import numpy as np
+
+from bench.simulation import single_engines
+from executor.vllm.environment import TOOLS
+from planner.perf.model import PerformanceModel, family_of
+from planner.perf.overhead import EnginePoint, fit_engine_overhead
+from planner.types import Link, NodeClass
+from simulator.fleet import Engine
+from simulator.measures import tpot_ms
+from simulator.run import Result, simulate
+from simulator.trace import Trace
+from tasks.load import LoadRequest, Seen, send, send_at
+from tasks.profile_file import read_measurements
+from tasks.profile_run import ProfileRequest, require_torch, run_profiler
+from tasks.profile_tables import Profile, performance_of, profile_of
+
+NAME, LAYERS, HIDDEN = "small-llama", 8, 1024
+PLACES, BUDGET, LONGEST = 8, 512, 512
+PROMPTS, OUTPUTS = (32, 64, 128), (16, 32, 64)  # drawn evenly
+LOADS = (0.3, 0.5, 0.7, 0.85)
+READY_S = 600.0
+SINGLE = 7  # requests on the idle server
+
+
+@dataclass(frozen=True)
+class Row:
+    """One load, measured and simulated."""
+
+    load: float
+    requests: int
+    failed: int
+    tpot_ms: float
+    simulated_tpot_ms: float
+    ttft_p50_ms: float
+    simulated_ttft_p50_ms: float
+    tokens_per_s: float
+    simulated_tokens_per_s: float
+
+    def error(self, name: str) -> float:
+        """Relative: simulated over measured."""
+        return float(getattr(self, f"simulated_{name}") / getattr(self, name) - 1.0)
+
+
+def main() -> None:
+    """Parse, profile, serve, simulate, print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--requests", type=int, default=120, help="of each load")
+    parser.add_argument("--minutes", type=float, default=4.0, help="for the profile")
+    parser.add_argument("--python", help="interpreter with vLLM [.venv-vllm]")
+    parser.add_argument("--folder", type=Path, help="keep model and profile, use what is there")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    with TemporaryDirectory() as temporary:
+        folder = (options.folder or Path(temporary)).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        python = require_torch(options.python)
+        model = make_model(python, folder)
+        profile = measure(options.python, model, options.minutes, folder)
+        performance, engine = simulated_engine(profile)
+        with server(python, model, folder) as url:
+            rows, front_ms = compare(url, performance, engine, options.requests)
+    result = {
+        **_summary(rows),
+        "front_ms": round(front_ms, 2),
+        "full_rps": round(full_rps(performance, engine), 3),
+        "machine": profile.source,
+        "rows": [{k: round(v, 3) for k, v in asdict(row).items()} for row in rows],
+    }
+    print(json.dumps(result, indent=None if options.json else 2))
+
+
+def make_model(python: Path, folder: Path) -> Path:
+    """A random Llama with a tokenizer."""
+    model = folder / "model"
+    if not (model / "config.json").exists():
+        command = [python, TOOLS / "tiny_model.py", model, "--layers", str(LAYERS)]
+        subprocess.run([*command, "--hidden", str(HIDDEN)], check=True, capture_output=True)
+    return model
+
+
+def measure(python: str | None, model: Path, minutes: float, folder: Path) -> Profile:
+    """Its layer on one core."""
+    config = json.loads((model / "config.json").read_text())
+    request = ProfileRequest(
+        config, NAME, python, device="cpu", backend="vllm", dtype="float32", minutes=minutes
+    )
+    found = read_measurements(run_profiler(request, folder / "profile.json"))
+    return profile_of(found, NAME, found.gpu("CPU"))
+
+
+def simulated_engine(profile: Profile) -> tuple[PerformanceModel, Engine]:
+    """One core that serves the whole model, with the overhead fitted on the profile's short run."""
+    rows = {size: table.rows for size, table in profile.tables.items()}
+    family = family_of(profile.gpu)
+    overhead = fit_engine_overhead(
+        [EnginePoint(family, p.measured_tpot_ms, p.predicted_tpot_ms) for p in profile.engine]
+    )
+    plain = performance_of(profile.gpu, profile.model, rows, profile.all_reduce)
+    performance = PerformanceModel(plain.rows, {}, plain.all_reduce, overhead)
+    node = NodeClass("CPU x1", profile.gpu, 1, Link.PCIE, 1.0, 1.0)
+    lengths = (float(np.mean(PROMPTS)), float(np.mean(OUTPUTS)))
+    (engine,) = single_engines(performance, profile.model, node, 1, PLACES, *lengths)
+    return performance, replace(engine, token_budget=BUDGET)
+
+
+def full_rps(performance: PerformanceModel, engine: Engine) -> float:
+    """Requests/s where all places are always taken."""
+    trace = _trace(400, np.zeros(400), seed=1)
+    ends = np.sort(simulate([engine], trace, performance).finish_ms)
+    return float(300 / (ends[349] - ends[49]) * 1e3)
+
+
+def compare(
+    url: str, performance: PerformanceModel, engine: Engine, count: int
+) -> tuple[list[Row], float]:
+    """Every load, on both; and what a request spends outside the engine."""
+    send(url, _requests(_trace(2 * PLACES, np.zeros(2 * PLACES), seed=2)), PLACES)  # warm-up
+    front_ms = _front_ms(url, performance, engine)
+    full, rows = full_rps(performance, engine), []
+    for number, load in enumerate(LOADS):
+        rng = np.random.default_rng(number)
+        arrivals = np.cumsum(rng.exponential(1.0 / (load * full), count))
+        trace = _trace(count, arrivals, seed=10 + number)
+        print(f"load {load:.0%}: {arrivals[-1]:.0f} s", file=sys.stderr)
+        seen = send_at(url, _requests(trace), list(arrivals))
+        rows.append(_row(load, seen, simulate([engine], trace, performance), front_ms))
+    return rows, front_ms
+
+
+def _row(load: float, seen: list[Seen], result: Result, front_ms: float) -> Row:
+    good = [one for one in seen if one.ok]
+    seconds = max(one.last_at or 0.0 for one in good) - min(one.sent_at for one in good)
+    begins = float(result.trace.arrival_s[0]) * 1e3
+    tokens = float(result.trace.output_tokens.sum())
+    ttft = result.first_ms - result.trace.arrival_s * 1e3
+    return Row(
+        load=load,
+        requests=len(seen),
+        failed=len(seen) - len(good),
+        tpot_ms=float(np.mean([one.tpot_ms for one in good])),
+        simulated_tpot_ms=float(tpot_ms(result).mean()),
+        ttft_p50_ms=float(np.median([one.ttft_ms for one in good])),
+        simulated_ttft_p50_ms=float(np.median(ttft)) + front_ms,
+        tokens_per_s=sum(one.tokens for one in good) / seconds,
+        simulated_tokens_per_s=tokens / (float(result.finish_ms.max()) - begins) * 1e3,
+    )
+
+
+def _front_ms(url: str, performance: PerformanceModel, engine: Engine) -> float:
+    """Of single requests, on the idle server."""
+    trace = _trace(SINGLE, np.arange(SINGLE) * 1e3, seed=3)
+    real = [send(url, [request], 1)[0].ttft_ms for request in _requests(trace)]
+    result = simulate([engine], trace, performance)
+    said = result.first_ms - trace.arrival_s * 1e3
+    return max(0.0, float(np.median(np.array(real) - said)))
+
+
+def _trace(count: int, arrivals: Any, seed: int) -> Trace:
+    rng = np.random.default_rng(seed)
+    prompts, outputs = rng.choice(PROMPTS, count), rng.choice(OUTPUTS, count)
+    return Trace(("w",), np.asarray(arrivals, float), np.zeros(count, int), prompts, outputs)
+
+
+def _requests(trace: Trace) -> list[LoadRequest]:
+    """Prompts of their own, so that nothing is found in a cache."""
+    rng = np.random.default_rng(int(trace.arrival_s.sum() * 1e3) % 2**32)
+    sizes = zip(trace.input_tokens, trace.output_tokens, strict=True)
+    return [
+        LoadRequest(NAME, tuple(int(t) for t in rng.integers(1, 500, prompt)), int(output))
+        for prompt, output in sizes
+    ]
+
+
+@contextlib.contextmanager
+def server(python: Path, model: Path, folder: Path) -> Iterator[str]:
+    """`vllm serve` on core 0."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {
+        **os.environ, "HF_HUB_OFFLINE": "1", "VLLM_CPU_OMP_THREADS_BIND": "0",
+        "VLLM_NO_USAGE_STATS": "1", "VLLM_HOST_IP": "127.0.0.1", "VLLM_LOGGING_LEVEL": "WARNING",
+    }  # fmt: skip
+    command: list[str | Path] = [
+        python, TOOLS / "launch.py", "serve", model, "--served-model-name", NAME,
+        "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32",
+        "--max-model-len", str(LONGEST), "--max-num-seqs", str(PLACES),
+        "--max-num-batched-tokens", str(BUDGET), "--kv-cache-memory-bytes", str(2**28),
+        "--no-enable-prefix-caching",
+    ]  # fmt: skip
+    with (folder / "server.log").open("w") as log:
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, env=environment, start_new_session=True
+        )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        _wait(process, url, folder / "server.log")
+        yield url
+    finally:
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    ends = time.monotonic() + READY_S
+    while time.monotonic() < ends:
+        if process.poll() is not None:
+            sys.exit(f"vLLM ended with exit code {process.returncode}; see {log}")
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(f"{url}/health", trust_env=False).status_code == httpx.codes.OK:
+                return
+        time.sleep(0.5)
+    sys.exit(f"vLLM is not up after {READY_S:.0f} s; see {log}")
+
+
+def _summary(rows: list[Row]) -> dict[str, object]:
+    found: dict[str, object] = {"loads": len(rows), "failed": sum(row.failed for row in rows)}
+    for name in ("tpot_ms", "ttft_p50_ms", "tokens_per_s"):
+        errors = [100.0 * abs(row.error(name)) for row in rows]
+        found[f"{name}_error_median_pct"] = round(float(np.median(errors)), 2)
+        found[f"{name}_error_max_pct"] = round(max(errors), 2)
+    return found
+
+
+if __name__ == "__main__":
+    main()
