@@ -101,7 +101,7 @@ def quickstart(
         return
     print_library(result.library)
     print_plan(result.allocation)
-    print_in_brief(result.simulation)
+    print_in_brief(result.simulation, calibrated=bool(result.allocation.inputs.caps))
 
 
 @library_app.command("build")

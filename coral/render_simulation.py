@@ -104,8 +104,8 @@ def simulated_summary(found: Simulation) -> dict[str, Any]:
     }
 
 
-def print_in_brief(found: Simulation) -> None:
-    """Attainment and goodput beside the plan, in two lines."""
+def print_in_brief(found: Simulation, calibrated: bool) -> None:
+    """Attainment and goodput beside the plan, in two lines; one more where caps are assumed."""
     console = make_console()
     shares = ", ".join(f"{m.workload} {m.attainment:.1%}" for m in found.simulated if m.requests)
     console.print(
@@ -113,6 +113,11 @@ def print_in_brief(found: Simulation) -> None:
         f"{shares}; {found.goodput_tokens_per_s:.0f} output tokens/s of them, "
         f"{_planned_tokens_per_s(found):.0f} planned."
     )
+    if not calibrated:
+        console.print(
+            "How full replicas may be is assumed: `coral calibrate-caps` finds at what load 95% "
+            "of the requests are in time, and later plans use it."
+        )
     if found.report:
         console.print(f"Simulation: {found.report}", soft_wrap=True)
 

@@ -110,6 +110,7 @@ def test_quickstart_prints_library_plan_cost_and_database(tiny_home: Path) -> No
     assert "130 rejected" in text
     assert str(tiny_home / "coral.duckdb") in text
     assert re.search(r"In simulation \(3 minutes .*within both SLOs Qwen3-14B \d", text)
+    assert "`coral calibrate-caps` finds" in text
 
 
 def test_quickstart_json_has_the_promised_keys_and_reuses_the_library(tiny_home: Path) -> None:
