@@ -243,8 +243,8 @@ class KillableFleet:
 class MemoryStore:
     """Leases of one schedule; what is saved survives a kill."""
 
-    def __init__(self) -> None:
-        self.leases: dict[str, Lease] = {}
+    def __init__(self, leases: Sequence[Lease] = ()) -> None:
+        self.leases: dict[str, Lease] = {lease.id: lease for lease in leases}
 
     def all(self) -> list[Lease]:
         return list(self.leases.values())

@@ -58,7 +58,7 @@ class Caps:
 class Applied:
     """What was done."""
 
-    launched: int
+    launched: int  # instances made, also of what an earlier round asked for
     failed: int
     terminated: int
     held_back: int = 0  # launches that a cap did not allow
@@ -105,7 +105,7 @@ def apply_actions(
             settle(store, fleet, now, scenario)
     failed, held_back = launches.failed, launches.held_back
     return Applied(
-        launched=len(actions.launch) - len(failed) - len(held_back),
+        launched=launches.made,
         failed=len(failed),
         terminated=len(leaving),
         held_back=len(held_back),
@@ -119,11 +119,13 @@ def settle(
     now: datetime,
     scenario: str | None = None,
     patience: Patience | None = None,
+    told: Callable[[str], None] = lambda _: None,
 ) -> list[Lease]:
     """Bring leases and instances into agreement, and finish what an interrupted run began.
 
     What is planned and has no instance is not asked for here: the plan may not want it any more.
-    Returns the scenario's leases, or all without one. Raises TransientError, FatalError: the cloud
+    `told` hears of every instance that is told to end. Returns the scenario's leases, or all
+    without one. Raises TransientError, FatalError: the cloud
     does not list its instances.
     """
     patience = patience or Patience()
@@ -135,6 +137,7 @@ def settle(
         for step in todo:
             if isinstance(step, End):
                 _terminate(fleet, step.instance_id)
+                told(step.instance_id)
         if not todo:
             break
     return [lease for lease in store.all() if scenario in {None, lease.scenario}]
@@ -190,6 +193,7 @@ class _Launches:
 
     def __post_init__(self) -> None:
         self.leases = self.store.all()
+        self.made = 0  # instances, of new leases and of those asked again
         self.failed: list[str] = []
         self.held_back: list[str] = []
 
@@ -233,6 +237,8 @@ class _Launches:
             failure = _request(self.store, self.fleet, lease, self.now)
             if failure:
                 self.failed.append(failure)
+            else:
+                self.made += 1
 
 
 def _request(store: LeaseStore, fleet: Fleet, lease: Lease, now: datetime) -> str:

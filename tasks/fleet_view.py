@@ -106,12 +106,9 @@ def sweep(home: str | None) -> list[str]:
     with fleet_lock(catalog):
         store = lease_store(catalog)
         before = {lease.id: lease.state for lease in store.all()}
-        ended: list[str] = []
+        ended: dict[str, None] = {}  # each once, in order
         for fleet in fleets_of(catalog.home):
-            seen = {one.id for one in fleet.instances(now) if one.state.lives}
-            settle(store, fleet, now)
-            left = {one.id for one in fleet.instances(now) if one.state.lives}
-            ended += sorted(seen - left)
+            settle(store, fleet, now, told=lambda name: ended.update({name: None}))
         changed = [
             f"lease {lease.id[:8]}: {before[lease.id]} -> {lease.state} {lease.reason}".rstrip()
             for lease in store.all()

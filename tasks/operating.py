@@ -119,8 +119,7 @@ def operate_once(
             store, fleet = DraftStore(lease_store(catalog)), DraftFleet(fleet)
         name = inputs.scenario.name
         _refuse_other_fleets(store, fleet, name)
-        settle(store, fleet, now)
-        leases = _heed_notices(store, catalog.home, _leases_of(store.all(), name), now)
+        leases = _heed_notices(store, catalog.home, settle(store, fleet, now, name), now)
         market = allocation_input(inputs, read_library(catalog, inputs))
         combinations = {template.id: template.combination for template in market.templates}
         since = now - timedelta(minutes=spec.fleet.gang_minutes)
