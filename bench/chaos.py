@@ -111,6 +111,7 @@ class ChaosFleet:
     ) -> None:  # fmt: skip
         self.cloud, self.faults, self.rng, self.findings = cloud, faults, rng, findings
         self.store, self.now, self.exact = store, START, faults.exact
+        self.at_once, self.drain_s = 1, 0.0
         self.stopping: dict[str, datetime] = {}
         self.wanted: Mapping[LeaseKey, int] = {}
 
@@ -148,6 +149,10 @@ class ChaosFleet:
     def elsewhere(self, lease: Lease) -> str | None:
         """As the cloud says."""
         return self.cloud.elsewhere(lease)
+
+    def calls(self, lease: Lease) -> list[str]:
+        """As the cloud says."""
+        return self.cloud.calls(lease)
 
     def truth(self) -> list[Instance]:
         """All that there is."""
@@ -227,6 +232,7 @@ class KillableFleet:
 
     def __init__(self, inner: Fleet, store: KillableStore) -> None:
         self.inner, self.store, self.kind = inner, store, inner.kind
+        self.at_once, self.drain_s = inner.at_once, inner.drain_s
 
     def __getattr__(self, name: str) -> Any:
         call = getattr(self.inner, name)

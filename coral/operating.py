@@ -43,6 +43,7 @@ def operate(
 ) -> None:
     """Plan from where the fleet stands and move it by the difference."""
     check_scenario(scenario, home)
+    _check_cloud(scenario, home)
     if every is not None:
         _operate_every(scenario, home, every, as_json)
     draft = dry_run or approve
@@ -59,6 +60,18 @@ def operate(
     answer(result, as_json, round_summary, print_round)
     if result.stopped:
         raise typer.Exit(1)
+
+
+def _check_cloud(scenario: str, home: str | None) -> None:
+    """Find missing credentials and the like before a flow starts."""
+    from tasks.home import resolve_home
+    from tasks.scenario_file import read_scenario
+
+    spec = read_scenario(scenario)
+    if spec.fleet.is_aws:
+        from tasks.aws_site import check_aws
+
+        check_aws(resolve_home(home), spec)
 
 
 def _operate_every(scenario: str, home: str | None, minutes: float, as_json: bool) -> NoReturn:

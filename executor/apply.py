@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import TypeVar
 
 from executor.fleet import FatalError, Fleet, NoCapacityError, TransientError
 from planner.catch_up import Ask, End, Patience, Record, catch_up
@@ -21,6 +23,9 @@ ALL_DOWN = "coral down"
 REFUSED = "refused: "  # before what a cloud says that will never make the node
 PASSES = 4  # of one settling: end, see it gone, record, see that nothing is left
 LAUNCH_WINDOW = timedelta(minutes=1)
+
+Thing = TypeVar("Thing")
+Answer = TypeVar("Answer")
 
 
 def new_id() -> str:
@@ -96,10 +101,10 @@ def apply_actions(
     )
     launches.new(actions.launch)
     leaving = () if launches.failed else actions.terminate
-    marked = [lease.to(_leaves_as(lease), NOT_IN_PLAN) for lease in leaving]
+    marked = [_marked(lease, fleet, now) for lease in leaving]
     store.save_all(marked, now)
     between(len(launches.failed))
-    end_leases(store, fleet, marked, now, NOT_IN_PLAN)
+    end_leases(store, fleet, [x for x in marked if x.drain_until is None], now, NOT_IN_PLAN)
     if marked:
         with contextlib.suppress(TransientError):  # the next round looks again
             settle(store, fleet, now, scenario)
@@ -134,10 +139,10 @@ def settle(
         steps = catch_up(_of_fleet(store, fleet), instances, now, patience)
         todo = [step for step in steps if not isinstance(step, Ask)]
         store.save_all([step.lease for step in todo if isinstance(step, Record)], now)
-        for step in todo:
-            if isinstance(step, End):
-                _terminate(fleet, step.instance_id)
-                told(step.instance_id)
+        ends = [step.instance_id for step in todo if isinstance(step, End)]
+        _terminate(fleet, ends)
+        for name in ends:
+            told(name)
         if not todo:
             break
     return [lease for lease in store.all() if scenario in {None, lease.scenario}]
@@ -149,9 +154,7 @@ def end_leases(
     """Tell the cloud to end nodes; `settle` writes that they are over when the cloud says so."""
     told = [x for x in leases if x.state is not LeaseState.TERMINATING]
     store.save_all([lease.to(LeaseState.TERMINATING, reason) for lease in told], now)
-    for lease in leases:
-        if lease.instance_id is not None:
-            _terminate(fleet, lease.instance_id)
+    _terminate(fleet, [lease.instance_id for lease in leases if lease.instance_id is not None])
 
 
 def end_all(store: LeaseStore, fleet: Fleet, leases: Sequence[Lease], now: datetime) -> int:
@@ -168,17 +171,32 @@ def _of_fleet(store: LeaseStore, fleet: Fleet) -> list[Lease]:
     return [lease for lease in store.all() if lease.fleet == fleet.kind]
 
 
-def _terminate(fleet: Fleet, instance_id: str) -> None:
+def _terminate(fleet: Fleet, instance_ids: Sequence[str]) -> None:
     """Where the cloud does not answer the next pass tells it again."""
-    try:
-        fleet.terminate(instance_id)
-    except TransientError:
-        return
+
+    def end(instance_id: str) -> None:
+        with contextlib.suppress(TransientError):
+            fleet.terminate(instance_id)
+
+    _side_by_side(fleet, end, instance_ids)
 
 
-def _leaves_as(lease: Lease) -> LeaseState:
-    """It drains where it serves."""
-    return LeaseState.DRAINING if lease.state is LeaseState.READY else LeaseState.TERMINATING
+def _side_by_side(
+    fleet: Fleet, call: Callable[[Thing], Answer], things: Sequence[Thing]
+) -> list[Answer]:
+    """Answers in the order of the things; as many calls at once as the fleet takes."""
+    if fleet.at_once == 1 or len(things) < 2:
+        return [call(thing) for thing in things]
+    with ThreadPoolExecutor(fleet.at_once) as pool:
+        return list(pool.map(call, things))
+
+
+def _marked(lease: Lease, fleet: Fleet, now: datetime) -> Lease:
+    """It drains where it serves, and is ended later where ending it would not let it."""
+    if lease.state is not LeaseState.READY:
+        return lease.to(LeaseState.TERMINATING, NOT_IN_PLAN)
+    until = now + timedelta(seconds=fleet.drain_s) if fleet.drain_s else None
+    return lease.to(LeaseState.DRAINING, NOT_IN_PLAN, drain_until=until)
 
 
 @dataclass
@@ -231,14 +249,15 @@ class _Launches:
         )
 
     def _ask(self, leases: Sequence[Lease]) -> None:
-        """Written first, all of them."""
+        """Written first, all of them; asked side by side where the fleet takes that."""
         self.store.save_all(leases, self.now)
-        for lease in leases:
-            failure = _request(self.store, self.fleet, lease, self.now)
-            if failure:
-                self.failed.append(failure)
-            else:
-                self.made += 1
+
+        def ask(lease: Lease) -> str:
+            return _request(self.store, self.fleet, lease, self.now)
+
+        failures = _side_by_side(self.fleet, ask, leases)
+        self.failed += filter(None, failures)
+        self.made += failures.count("")
 
 
 def _request(store: LeaseStore, fleet: Fleet, lease: Lease, now: datetime) -> str:

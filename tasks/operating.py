@@ -16,6 +16,7 @@ from prefect.cache_policies import NO_CACHE
 from catalog import reads
 from catalog.store import Catalog
 from executor.apply import Applied, Caps, apply_actions, settle
+from executor.aws.fleet import AwsFleet
 from executor.control.notices import SPOT
 from executor.draft import DraftFleet, DraftStore
 from executor.fleet import Fleet
@@ -28,7 +29,7 @@ from executor.simulated import SimulatedFleet
 from planner.allocation.problem import AllocationInput, NodeKey, node_key
 from planner.catch_up import NOTICED
 from planner.errors import InputError, SolverStoppedError
-from planner.leases import NEXT, Lease, LeaseState, LeaseStore, held_nodes, reconcile
+from planner.leases import NEXT, Lease, LeaseKey, LeaseState, LeaseStore, held_nodes, reconcile
 from planner.replan import from_fleet, replan, without_more
 from planner.replicas import (
     Replica,
@@ -42,11 +43,13 @@ from planner.replicas import (
 from planner.scenario import ScenarioSpec
 from planner.types import Market, Template
 from tasks.allocation import allocation_input, conclude, fingerprint, read_library
-from tasks.deploying import Wanted, deploy
+from tasks.aws_site import aws_fleet
+from tasks.deploying import Wanted, aws_ground, deploy, local_ground
 from tasks.inputs import Inputs
 from tasks.local_site import check_site, local_fleet
 from tasks.market.launches import remember_launches
 from tasks.report import Decision
+from tasks.start_ups import keep_start_ups
 
 LOCK_PATIENCE_S = 5.0
 
@@ -78,12 +81,21 @@ def lease_store(catalog: Catalog) -> SqliteLeaseStore:
     return SqliteLeaseStore(catalog.home / "leases.sqlite")
 
 
-def fleet_of(home: Path, spec: ScenarioSpec) -> SimulatedFleet | LocalFleet:
-    """The fleet that the scenario describes.
+def fleet_of(
+    home: Path,
+    spec: ScenarioSpec,
+    zones: Mapping[LeaseKey, Sequence[str]] | None = None,
+    *,
+    draft: bool = False,
+) -> SimulatedFleet | LocalFleet | AwsFleet:
+    """The fleet that the scenario describes; `zones` are those of its offers, best first.
 
-    Raises InputError: a local one can't run now (no controller, no vLLM, no model, no such cores).
+    Raises InputError: it can't run now (no controller, no vLLM, no model, no such cores, no way to
+    AWS).
     """
     fleet = spec.fleet
+    if fleet.is_aws:
+        return aws_fleet(home, spec, zones or {}, draft=draft)
     if fleet.is_local:
         check_site(home, spec)
         return local_fleet(home, fleet)
@@ -114,11 +126,13 @@ def operate_once(
     """
     with fleet_lock(catalog):
         store: SqliteLeaseStore | DraftStore = lease_store(catalog)
-        fleet: Fleet = fleet_of(catalog.home, spec)
+        fleet: Fleet = fleet_of(catalog.home, spec, inputs.scenario.zones, draft=draft)
         if draft:
             store, fleet = DraftStore(lease_store(catalog)), DraftFleet(fleet)
         name = inputs.scenario.name
         _refuse_other_fleets(store, fleet, name)
+        if not draft:
+            keep_start_ups(catalog.home, lease_store(catalog))
         leases = _heed_notices(store, catalog.home, settle(store, fleet, now, name), now)
         market = allocation_input(inputs, read_library(catalog, inputs))
         combinations = {template.id: template.combination for template in market.templates}
@@ -147,14 +161,14 @@ def operate_once(
         made = changes
 
         def move(failed: int) -> None:
-            """Replicas get their nodes; those of a local fleet are deployed."""
+            """Replicas get their nodes, and are deployed where there is something to start."""
             nonlocal made
             made = _nothing_ends(changes) if failed else changes
             store.save_replicas((*made.started, *made.ended))
             present = [r for r in (*made.kept, *made.started) if r.template_id in combinations]
             for lease in assign(present, combinations, _leases_of(store.all(), name)):
                 store.save(lease, now)
-            if isinstance(fleet, LocalFleet):
+            if isinstance(fleet, LocalFleet | AwsFleet):
                 _deploy(catalog, fleet, spec, inputs, market.templates, present)
 
         actions = reconcile(wanted, offers, freed)
@@ -162,7 +176,7 @@ def operate_once(
         if not draft:
             remember_launches(catalog)
         cost = _cost(data, held_nodes(_leases_of(store.all(), name)))
-        calls = tuple(fleet.calls) if isinstance(fleet, DraftFleet) else None
+        calls = tuple(fleet.asked) if isinstance(fleet, DraftFleet) else None
         return Round(choice.decision, applied, choice.why, choice.stopped, made, *cost, calls)
 
 
@@ -299,13 +313,13 @@ def _is_allowed(lease: Lease, spec: ScenarioSpec) -> bool:
 
 def _deploy(
     catalog: Catalog,
-    fleet: LocalFleet,
+    fleet: LocalFleet | AwsFleet,
     spec: ScenarioSpec,
     inputs: Inputs,
     templates: Sequence[Template],
     replicas: Sequence[Replica],
 ) -> None:
-    """Tell the controller of a local fleet what is to run, with the loads of the plan followed."""
+    """Tell the controller what is to run, with the loads of the plan followed."""
     name = inputs.scenario.name
     with catalog.read() as connection:
         plan = reads.read_latest_plan(connection, name)
@@ -317,7 +331,11 @@ def _deploy(
         leases=_leases_of(held, name),
         load_rps=plan.load_rps if plan is not None else {},
     )
-    deploy(fleet, spec, wanted, [lease for lease in held if lease.scenario != name])
+    if isinstance(fleet, LocalFleet):
+        ground = local_ground(fleet, spec, wanted.leases)
+    else:
+        ground = aws_ground(spec, wanted.leases)
+    deploy(catalog.home, wanted, ground, [lease for lease in held if lease.scenario != name])
 
 
 def _leases_of(leases: Sequence[Lease], scenario: str) -> list[Lease]:

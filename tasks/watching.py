@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
 from catalog.store import Catalog
+from executor.apply import settle
 from executor.fleet import Fleet, TransientError
 from executor.home import HomeFiles
 from executor.lease_store import SqliteLeaseStore
@@ -14,7 +16,7 @@ from executor.notices_file import read_notices
 from planner.catch_up import Patience, Record, catch_up
 from planner.leases import LeaseState
 from planner.scenario import ScenarioSpec
-from tasks.operating import fleet_of, lease_store
+from tasks.operating import FleetBusyError, fleet_lock, fleet_of, lease_store
 
 LOOK_EVERY_S = 15.0  # a spot notice leaves two minutes
 OVER = "the interval is over"
@@ -33,10 +35,26 @@ def wait_for_cause(
     ends = time.monotonic() + seconds
     while (left := ends - time.monotonic()) > 0:
         sleep(min(look_every_s, left))
-        cause = cause_of(catalog, store, fleet, datetime.now(UTC))
+        now = datetime.now(UTC)
+        end_drained(catalog, store, fleet, now)
+        cause = cause_of(catalog, store, fleet, now)
         if cause:
             return cause
     return OVER
+
+
+def end_drained(catalog: Catalog, store: SqliteLeaseStore, fleet: Fleet, now: datetime) -> None:
+    """Nodes whose drain is over are ended, not only in the next round: they bill."""
+    drained = [
+        lease
+        for lease in store.all()
+        if lease.fleet == fleet.kind
+        and lease.state is LeaseState.DRAINING
+        and (lease.drain_until or now) <= now
+    ]
+    if drained:
+        with contextlib.suppress(FleetBusyError, TransientError), fleet_lock(catalog):
+            settle(store, fleet, now)
 
 
 def cause_of(catalog: Catalog, store: SqliteLeaseStore, fleet: Fleet, now: datetime) -> str:

@@ -242,6 +242,7 @@ class BadLine:
 
     def __init__(self, fleet: AwsFleet, rng: random.Random) -> None:
         self.fleet, self.rng, self.bad = fleet, rng, True
+        self.at_once, self.drain_s = fleet.at_once, fleet.drain_s
 
     def launch(self, lease: Lease, now: datetime) -> Launched:
         found = self.fleet.launch(lease, now)
