@@ -1,4 +1,4 @@
-"""What an instance runs at its first boot: nothing secret, what is pinned, and an end of its own."""
+"""What an instance runs at its first boot: no secret, pinned packages, an end of its own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_agent_and_engine_are_pinned() -> None:
     assert "vllm==0.32.0 nixl==1.5.1" in text
     assert all(f" {one}" in text for one in agent_needs())
     assert len(agent_needs()) == len(NEEDS)
-    with pytest.raises(UserDataError, match="EC2 takes 16384; shorten fleet.aws.install"):
+    with pytest.raises(UserDataError, match="EC2 takes 16384; shorten"):
         user_data(replace(BOOT, engine=("x" * 17_000,)))
 
 
@@ -39,8 +39,8 @@ def test_what_the_agent_runs_with_is_all_that_it_imports() -> None:
         "import sys\n"
         "class No:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name.split('.')[0] in {'prefect', 'duckdb', 'dask', 'polars', 'numpy', 'pulp',\n"
-        "                                  'scipy', 'numba', 'matplotlib', 'yaml', 'jinja2'}:\n"
+        "        if name.split('.')[0] in 'prefect duckdb dask polars numpy pulp scipy numba '\\\n"
+        "                                 'matplotlib yaml jinja2'.split():\n"
         "            raise ImportError(name)\n"
         "sys.meta_path.insert(0, No())\n"
         "sys.argv = ['coral', 'agent', '--lease', 'a', '--controller', 'tcp://127.0.0.1:9',\n"
@@ -137,4 +137,5 @@ def test_an_install_that_fails_ends_the_instance(tmp_path: Path) -> None:
         program(tmp_path / "bin" / name, f"echo no {name} today; exit 1")
     text = user_data(replace(BOOT, root=str(tmp_path / "opt")))
     assert boot(tmp_path, text, "http://127.0.0.1:9") == "-h now"
-    assert (tmp_path / "opt" / "node.log").read_text() == "no python3 today\nno apt-get today\n"
+    said = (tmp_path / "opt" / "node.log").read_text().splitlines()
+    assert said == ["no python3 today", "no apt-get today", "no python3 today"]
