@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -82,13 +82,15 @@ def apply_actions(
     scenario: str = "",
     between: Callable[[int], None] = lambda _: None,
     caps: Caps | None = None,
+    keep: Callable[[int], Collection[str]] = lambda _: (),
 ) -> Applied:
     """Ask again for what was planned and not answered, launch, let leave what the plan lacks.
 
     `between` is called when nodes are launched and those that leave are marked, but still run: with
     the number of launches that failed. While a launch fails nothing is terminated: what leaves may
     be all that serves. A launch that a cap holds back stops nothing: what leaves makes room for it
-    in the next round.
+    in the next round. `keep` is called before, with the number of launches held back: leases that
+    leave later.
     """
     launches = _Launches(store, fleet, now, scenario, caps or Caps())
     leaves = {lease.id for lease in actions.terminate}
@@ -100,7 +102,8 @@ def apply_actions(
         and lease.id not in leaves
     )
     launches.new(actions.launch)
-    leaving = () if launches.failed else actions.terminate
+    kept = keep(len(launches.held_back))
+    leaving = () if launches.failed else [x for x in actions.terminate if x.id not in kept]
     marked = [_marked(lease, fleet, now) for lease in leaving]
     store.save_all(marked, now)
     between(len(launches.failed))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -17,13 +17,14 @@ from catalog import reads
 from catalog.store import Catalog
 from executor.apply import Applied, Caps, apply_actions, settle
 from executor.aws.fleet import AwsFleet
-from executor.control.notices import SPOT
+from executor.control.notices import REBALANCE, SPOT
 from executor.draft import DraftFleet, DraftStore
 from executor.fleet import Fleet
 from executor.home import HomeFiles
 from executor.lease_store import SqliteLeaseStore
 from executor.local import LocalFleet
-from executor.notices_file import read_notices
+from executor.notices_file import NodeNotice, read_notices
+from executor.routes import RoutesError, read_routes
 from executor.simulated import FILE as SIMULATED
 from executor.simulated import SimulatedFleet
 from planner.allocation.problem import AllocationInput, NodeKey, node_key
@@ -35,7 +36,6 @@ from planner.replicas import (
     Replica,
     ReplicaChanges,
     ReplicaKey,
-    assign,
     follow,
     scattered,
     standing,
@@ -50,6 +50,7 @@ from tasks.local_site import check_site, local_fleet
 from tasks.market.launches import remember_launches
 from tasks.report import Decision
 from tasks.start_ups import keep_start_ups
+from tasks.transition import Transition
 
 LOCK_PATIENCE_S = 5.0
 
@@ -74,6 +75,7 @@ class Round:
     cost_usd_per_hour: float  # of the nodes held after it, at today's prices
     nodes: int
     calls: tuple[str, ...] | None = None  # of a draft: what the fleet would be asked
+    waiting: int = 0  # replicas that leave once those that follow them serve
 
 
 def lease_store(catalog: Catalog) -> SqliteLeaseStore:
@@ -133,14 +135,17 @@ def operate_once(
         _refuse_other_fleets(store, fleet, name)
         if not draft:
             keep_start_ups(catalog.home, lease_store(catalog))
-        leases = _heed_notices(store, catalog.home, settle(store, fleet, now, name), now)
+        noticed = read_notices(HomeFiles(catalog.home).notices).nodes
+        leases = _heed_notices(store, noticed, settle(store, fleet, now, name), now)
         market = allocation_input(inputs, read_library(catalog, inputs))
         combinations = {template.id: template.combination for template in market.templates}
         since = now - timedelta(minutes=spec.fleet.gang_minutes)
         late = scattered(store.replicas(name), combinations, leases, since)
         scarce = {(replica.domain, lacks) for replica in late for lacks in late[replica]}
         leases = _give_back(store, list(late), leases, now)
-        allowed = [lease for lease in leases if _is_allowed(lease, spec)]
+        hinted = _hinted(noticed, leases)
+        settled = [lease for lease in leases if lease.id not in hinted]
+        allowed = [lease for lease in settled if _is_allowed(lease, spec)]
         running = store.replicas(name)
         data = from_fleet(market, allowed, standing(running, combinations, allowed))
         if scarce:
@@ -148,36 +153,37 @@ def operate_once(
         mark = fingerprint(market)
         last = _last_plan(catalog, name)
         if last is not None and last.fingerprint == mark and not scarce:
-            choice = _same(last, held_nodes(leases))
+            choice = _same(last, held_nodes(settled))
         else:
             choice = _choose(catalog, spec, inputs, data, mark, last, applied=not draft)
-        changes = follow(running, choice.replicas, name, now, lambda: uuid.uuid4().hex)
+        changes = _followed(running, choice.replicas, name, now, leases, hinted)
         gone = {replica.id for replica in changes.ended}
         freed = [
-            replace(lease, replica=None) if lease.replica in gone else lease for lease in leases
+            replace(lease, replica=None) if lease.replica in gone else lease for lease in settled
         ]
         offers = {node_key(offer): offer for offer in data.offers}
+        models = {w.name: w.model.name for w in inputs.scenario.workloads}
         wanted = {key: count for key, count in choice.nodes.items() if key in offers}
-        made = changes
-
-        def move(failed: int) -> None:
-            """Replicas get their nodes, and are deployed where there is something to start."""
-            nonlocal made
-            made = _nothing_ends(changes) if failed else changes
-            store.save_replicas((*made.started, *made.ended))
-            present = [r for r in (*made.kept, *made.started) if r.template_id in combinations]
-            for lease in assign(present, combinations, _leases_of(store.all(), name)):
-                store.save(lease, now)
-            if isinstance(fleet, LocalFleet | AwsFleet):
-                _deploy(catalog, fleet, spec, inputs, market.templates, present)
-
-        actions = reconcile(wanted, offers, freed)
-        applied = apply_actions(store, fleet, actions, now, name, move, caps_of(spec))
+        actions = reconcile(wanted, offers, freed).and_end(
+            [lease for lease in leases if lease.id in hinted]
+        )
+        move = Transition(
+            store, fleet, name, now, changes, actions, combinations, hinted,
+            {t.id: models[t.workload] for t in market.templates if t.workload in models},
+            lambda replicas: _deploy(catalog, fleet, spec, inputs, market.templates, replicas),
+            _routed(catalog.home) if isinstance(fleet, LocalFleet | AwsFleet) else None,
+        )  # fmt: skip
+        applied = apply_actions(
+            store, fleet, actions, now, name, move.between, caps_of(spec), move.keep
+        )
         if not draft:
             remember_launches(catalog)
         cost = _cost(data, held_nodes(_leases_of(store.all(), name)))
         calls = tuple(fleet.asked) if isinstance(fleet, DraftFleet) else None
-        return Round(choice.decision, applied, choice.why, choice.stopped, made, *cost, calls)
+        return Round(
+            choice.decision, applied, choice.why, choice.stopped, move.made, *cost, calls,
+            move.waiting,
+        )  # fmt: skip
 
 
 def _refuse_other_fleets(store: LeaseStore, fleet: Fleet, name: str) -> None:
@@ -194,11 +200,45 @@ def _refuse_other_fleets(store: LeaseStore, fleet: Fleet, name: str) -> None:
         )
 
 
+def _hinted(noticed: Mapping[str, NodeNotice], leases: Sequence[Lease]) -> frozenset[str]:
+    """Nodes that their cloud may take soon, and those that share a replica with one.
+
+    They serve on and are planned without, so that others are there before a notice comes.
+    """
+    hints = {name for name, notice in noticed.items() if notice.kind == REBALANCE}
+    held = [lease for lease in leases if lease.state.is_held]
+    shaken = {lease.replica for lease in held if lease.id in hints} - {None}
+    return frozenset(x.id for x in held if x.id in hints or x.replica in shaken)
+
+
+def _followed(
+    running: Sequence[Replica],
+    wanted: Mapping[ReplicaKey, int],
+    name: str,
+    now: datetime,
+    leases: Sequence[Lease],
+    hinted: Collection[str],
+) -> ReplicaChanges:
+    """As `follow`, with others in place of those whose nodes may be taken."""
+    shaken = {lease.replica for lease in leases if lease.id in hinted}
+    steady = [replica for replica in running if replica.id not in shaken]
+    found = follow(steady, wanted, name, now, lambda: uuid.uuid4().hex)
+    ended = [replace(r, ended_at=now) for r in running if r.id in shaken]
+    return replace(found, ended=(*found.ended, *ended))
+
+
+def _routed(home: Path) -> Collection[str]:
+    """Replicas that answer, as the controller says."""
+    try:
+        return {route.replica_id for route in read_routes(HomeFiles(home).routes).routes}
+    except RoutesError:
+        return ()
+
+
 def _heed_notices(
-    store: LeaseStore, home: Path, leases: Sequence[Lease], now: datetime
+    store: LeaseStore, noticed: Mapping[str, NodeNotice], leases: Sequence[Lease], now: datetime
 ) -> list[Lease]:
     """Nodes that their cloud is about to take drain until then, and are planned without."""
-    noticed = read_notices(HomeFiles(home).notices).nodes
     found = []
     for lease in leases:
         notice = noticed.get(lease.id)
@@ -276,12 +316,6 @@ def _choose(
     return _Choice(decision, found.plan.node_counts, found.plan.replica_counts, found.why)
 
 
-def _nothing_ends(changes: ReplicaChanges) -> ReplicaChanges:
-    """A launch failed, so nothing is terminated: it may be all that serves."""
-    stay = [replace(replica, ended_at=None) for replica in changes.ended]
-    return ReplicaChanges((*changes.kept, *stay), changes.started, ())
-
-
 @contextmanager
 def fleet_lock(catalog: Catalog) -> Iterator[None]:
     """One at a time: two rounds side by side would each launch the whole difference."""
@@ -313,13 +347,15 @@ def _is_allowed(lease: Lease, spec: ScenarioSpec) -> bool:
 
 def _deploy(
     catalog: Catalog,
-    fleet: LocalFleet | AwsFleet,
+    fleet: Fleet,
     spec: ScenarioSpec,
     inputs: Inputs,
     templates: Sequence[Template],
     replicas: Sequence[Replica],
 ) -> None:
-    """Tell the controller what is to run, with the loads of the plan followed."""
+    """Tell the controller, where there is one, what is to run, with the loads of the plan."""
+    if not isinstance(fleet, LocalFleet | AwsFleet):
+        return
     name = inputs.scenario.name
     with catalog.read() as connection:
         plan = reads.read_latest_plan(connection, name)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 from catalog.store import Catalog
 from executor.apply import settle
+from executor.control.notices import SPOT
 from executor.fleet import Fleet, TransientError
 from executor.home import HomeFiles
 from executor.lease_store import SqliteLeaseStore
@@ -16,11 +17,14 @@ from executor.notices_file import read_notices
 from planner.catch_up import Patience, Record, catch_up
 from planner.leases import LeaseState
 from planner.scenario import ScenarioSpec
+from planner.succession import WAITS
 from tasks.operating import FleetBusyError, fleet_lock, fleet_of, lease_store
 
 LOOK_EVERY_S = 15.0  # a spot notice leaves two minutes
 OVER = "the interval is over"
 LOST, NOTICED = "a node is lost", "a node is to be taken"
+WAITING = "nodes wait for those that follow them"
+WAITING_S = 60.0  # before it is looked whether they still must
 
 
 def wait_for_cause(
@@ -32,7 +36,8 @@ def wait_for_cause(
 ) -> str:
     """Wait for the next round; why it is to begin."""
     store, fleet = lease_store(catalog), fleet_of(catalog.home, spec)
-    ends = time.monotonic() + seconds
+    began = time.monotonic()
+    ends = began + seconds
     while (left := ends - time.monotonic()) > 0:
         sleep(min(look_every_s, left))
         now = datetime.now(UTC)
@@ -40,7 +45,13 @@ def wait_for_cause(
         cause = cause_of(catalog, store, fleet, now)
         if cause:
             return cause
+        if time.monotonic() - began >= WAITING_S and _waits(store):
+            return WAITING
     return OVER
+
+
+def _waits(store: SqliteLeaseStore) -> bool:
+    return any(x.state.is_held and x.reason == WAITS for x in store.all())
 
 
 def end_drained(catalog: Catalog, store: SqliteLeaseStore, fleet: Fleet, now: datetime) -> None:
@@ -73,7 +84,9 @@ def cause_of(catalog: Catalog, store: SqliteLeaseStore, fleet: Fleet, now: datet
             if before.state.is_held:
                 return LOST
     noticed = read_notices(HomeFiles(catalog.home).notices).nodes
-    held = {lease.id for lease in leases if lease.state.is_held}
-    if any(one.kind == "spot" and name in held for name, one in noticed.items()):
-        return NOTICED
+    held = {lease.id: lease for lease in leases if lease.state.is_held}
+    for name, notice in noticed.items():
+        told = notice.kind != SPOT and name in held and held[name].reason == WAITS
+        if name in held and not told:
+            return NOTICED
     return ""
