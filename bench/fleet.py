@@ -7,7 +7,8 @@ two steps included; `real_kills` controllers in processes of their own that get 
 moment, with leases and cloud in files; then both come to rest and are compared. `caught` are
 controllers with one mistake each (bench/chaos_bugs.py) that the same chaos finds. `round_s` are
 seconds of a controller that brings up so many nodes from nothing, looks at them when nothing is to
-be done, and ends them all, with leases in SQLite and a cloud that answers at once.
+be done, and ends them all, with leases in SQLite and a cloud that answers at once; `far_away_s` are
+those of launching and ending them where a call takes 0.2 s and 16 are made side by side.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ MISTAKES = ("leaked", "double", "lost", "unconverged", "unwritten", "unconfirmed
             "surplus")  # fmt: skip
 BUG_SCHEDULES = 400
 LONG = timedelta(seconds=200)
+ROUND_TRIP_S, AT_ONCE = 0.2, 16  # of RunInstances, roughly; as the AWS fleet asks
 
 
 class LossyFleet(SimulatedFleet):
@@ -98,6 +100,34 @@ def kill_for_real(kills: int, folder: Path) -> dict[str, int]:
     }
 
 
+class DistantFleet(SimulatedFleet):
+    """Each call takes a round trip."""
+
+    def launch(self, lease: Lease, now: datetime) -> Launched:
+        """As the protocol says."""
+        time.sleep(ROUND_TRIP_S)
+        return super().launch(lease, now)
+
+    def terminate(self, instance_id: str) -> None:
+        """As the protocol says."""
+        time.sleep(ROUND_TRIP_S)
+        super().terminate(instance_id)
+
+
+def far_away(nodes: int, at_once: int, folder: Path) -> dict[str, float]:
+    """Seconds to launch so many nodes, and to end them, at a cloud that takes its time."""
+    name = f"far-{at_once}"
+    store = SqliteLeaseStore(folder / f"{name}.sqlite")
+    fleet = DistantFleet(path=folder / f"{name}-cloud.sqlite", at_once=at_once)
+    began = time.perf_counter()
+    actions = reconcile({sorted(OFFERS)[0]: nodes}, OFFERS, settle(store, fleet, START))
+    apply_actions(store, fleet, actions, START)
+    launched = time.perf_counter()
+    end_all(store, fleet, store.all(), START)
+    ended = time.perf_counter()
+    return {"launch": round(launched - began, 1), "end": round(ended - launched, 1)}
+
+
 def caught(bug: str) -> bool:
     """Whether the chaos finds a mistake."""
     with BUGS[bug]():
@@ -143,6 +173,7 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         real = kill_for_real(options.kills, Path(folder))
         times = rounds_of(options.nodes, Path(folder))
+        far = far_away(options.nodes, AT_ONCE, Path(folder))
     found = {name: caught(name) for name in BUGS}
     result: dict[str, Any] = {
         "schedules": options.schedules,
@@ -156,6 +187,7 @@ def main() -> None:
         "uncaught": [name for name, seen in found.items() if not seen],
         "nodes": options.nodes,
         "round_s": times,
+        "far_away_s": far,
         "seconds": round((datetime.now(UTC) - started).total_seconds(), 1),
     }
     if options.json:
