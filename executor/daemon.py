@@ -239,6 +239,7 @@ class Daemon:
                     phase=replica.phase,
                     urls=self._plans[replica.id].api_urls,
                     weight=max(1e-6, replica.share),
+                    domain=replica.domain,
                 )
                 for replica in self._deployment.replicas
                 if replica.id not in self._going

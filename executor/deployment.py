@@ -85,6 +85,7 @@ class ReplicaSpec(_Model):
     model: str  # the name that requests give
     phase: Phase
     stages: tuple[StageSpec, ...]
+    domain: str = ""  # where its nodes are
     # The router's weight, of its model's requests: aggregated and decode replicas together make 1,
     # prefill ones what decode ones do.
     share: float = 1.0

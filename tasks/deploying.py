@@ -121,6 +121,7 @@ def replica_specs(wanted: Wanted, places: Mapping[str, Place]) -> list[ReplicaSp
                 model=workload.model.name,
                 phase=template.phase,
                 stages=stages,
+                domain=replica.domain,
                 share=shares[replica.id],
                 max_num_seqs=limits.max_num_seqs,
                 max_num_batched_tokens=limits.max_num_batched_tokens,
