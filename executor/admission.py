@@ -44,7 +44,8 @@ class Admission:
         self._pool = ThreadPoolExecutor(LOOKS)
         self._looking: dict[str, tuple[Claim, Future[Sequence[Instance]]]] = {}  # by lease
         self._answered: dict[str, tuple[ReplicaPlan, float]] = {}  # seconds since the start
-        self._began = self._written_at = self.clock()
+        self._written_at = self.clock()
+        self._heard_from = dict.fromkeys(self._nodes, self.clock())  # or listened to since then
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -59,8 +60,11 @@ class Admission:
         """Of the same nodes."""
         return {lease_id: node.address for lease_id, node in self._nodes.items()}
 
-    def step(self, awaited: Collection[str], leaving: Collection[str]) -> None:
-        """Judge who asks; forget nodes that are neither awaited nor leaving."""
+    def step(self, awaited: Collection[str], leaving: Collection[str], *, known: bool) -> None:
+        """Judge who asks; forget nodes that are neither awaited nor leaving.
+
+        Not `known`: what is awaited could not be read yet, so nothing is forgotten.
+        """
         for claim in self.controller.claims():
             self._judge(claim, awaited)
         for lease_id, (claim, looking) in list(self._looking.items()):
@@ -68,7 +72,7 @@ class Admission:
                 del self._looking[lease_id]
                 self._decide(claim, looking, awaited)
         self._measure()
-        gone = self._nodes.keys() - set(awaited) - set(leaving)
+        gone = self._nodes.keys() - set(awaited) - set(leaving) if known else set()
         for lease_id in gone:
             del self._nodes[lease_id]
         if gone or (self._nodes and self.clock() - self._written_at >= WRITE_EVERY_S):
@@ -127,6 +131,7 @@ class Admission:
             self._refuse(claim, found)
         elif claim.lease_id in awaited:
             self._nodes[claim.lease_id] = _node(claim, found)
+            self._heard_from[claim.lease_id] = self.clock()
             self._write()  # before the node is told: its key must outlive this process
             log.info("lease %s: %s is in from %s", claim.lease_id, found.id, claim.address)
             self.controller.answer(claim)
@@ -145,7 +150,7 @@ class Admission:
         self._written_at = self.clock()
         for lease_id, node in self._nodes.items():
             seen = self.controller.seen_at(lease_id)
-            silent = self.clock() - (self._began if seen is None else seen)
+            silent = self.clock() - max(self._heard_from[lease_id], seen or 0.0)
             self._nodes[lease_id] = node.model_copy(update={"silent_s": round(silent, 1)})
         write_nodes(self.files.nodes, Nodes(nodes=self._nodes))
 

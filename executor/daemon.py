@@ -87,7 +87,7 @@ class Daemon:
         self._asking: dict[tuple[str, int], Future[bool]] = {}  # by replica and generation
         self._seen: tuple[int, int] | None = None
         self._addresses: Mapping[str, str] = {}  # of nodes that enrolled, in the plans
-        self._deployment = Deployment()
+        self._deployment, self._known = Deployment(), False
         self._plans: dict[str, ReplicaPlan] = {}
         self._going: dict[str, tuple[ReplicaPlan, float]] = {}  # until when it stays, unrouted
         self._leaving: dict[str, tuple[str, float]] = {}  # leases not wanted any more: key, until
@@ -114,7 +114,7 @@ class Daemon:
         self._read()
         now = self.clock()
         leaving = self._leaving.keys()
-        self.admission.step(self._deployment.enrolling, leaving)
+        self.admission.step(self._deployment.enrolling, leaving, known=self._known)
         self._plan(self._deployment)
         self._going = {k: v for k, v in self._going.items() if v[1] > now}
         staying = {replica_id: plan for replica_id, (plan, _) in self._going.items()}
@@ -166,6 +166,7 @@ class Daemon:
         except DeploymentError as error:
             log.error("%s; what runs goes on", error)
             return
+        self._known = True
         leaves = self.clock() + UNROUTED_S + DRAIN_S
         keys = self._keys(self._deployment)
         for lease_id in keys.keys() - deployment.lease_ids:

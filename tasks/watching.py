@@ -35,7 +35,7 @@ def wait_for_cause(
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
     """Wait for the next round; why it is to begin."""
-    store, fleet = lease_store(catalog), fleet_of(catalog.home, spec)
+    store, fleet = lease_store(catalog), fleet_of(catalog.home, spec, draft=True)
     began = time.monotonic()
     ends = began + seconds
     while (left := ends - time.monotonic()) > 0:
@@ -85,8 +85,8 @@ def cause_of(catalog: Catalog, store: SqliteLeaseStore, fleet: Fleet, now: datet
                 return LOST
     noticed = read_notices(HomeFiles(catalog.home).notices).nodes
     held = {lease.id: lease for lease in leases if lease.state.is_held}
-    for name, notice in noticed.items():
-        told = notice.kind != SPOT and name in held and held[name].reason == WAITS
-        if name in held and not told:
+    for lease in (held[name] for name in noticed.keys() & held.keys()):
+        heeded = lease.reason == WAITS or lease.replica is None
+        if noticed[lease.id].kind == SPOT or not heeded:
             return NOTICED
     return ""

@@ -20,9 +20,11 @@ from executor.control.enrolment import Claim, instance_of, is_ticket, ticket_of
 from executor.control.join import Joining, NotAdmittedError, join
 from executor.control.keys import KeyPair, new_keys
 from executor.control.messages import encode
+from executor.daemon import Daemon
+from executor.deployment import Deployment, write_deployment
 from executor.fleet import TransientError
 from executor.home import HomeFiles
-from executor.nodes_file import read_nodes
+from executor.nodes_file import Node, Nodes, read_nodes, write_nodes
 from planner.catch_up import Instance, InstanceState
 
 LAUNCHED = datetime(2026, 11, 30, 12, 0, tzinfo=UTC)
@@ -89,7 +91,7 @@ class Door:
 
     def _run(self) -> None:
         while not self._ended.is_set():
-            self.admission.step(self.awaited, ())
+            self.admission.step(self.awaited, (), known=True)
             self.controller.want_leases(self.admission.keys)
             self.controller.step(0.02)
 
@@ -147,6 +149,34 @@ def test_who_is_not_the_leases_node_stays_outside(door: Door, tmp_path: Path) ->
     assert read_nodes(door.files.nodes).nodes == {}
     door.broken, door.instances = False, [HERE]
     door.join(new_keys())
+
+
+def test_a_node_is_silent_since_it_was_heard_of_not_since_the_controller_began(
+    door: Door,
+) -> None:
+    now = [1e6 + door.admission.clock()]
+    door.admission.clock = lambda: now[0]  # a controller that is up for days
+    door.join(new_keys())
+    assert read_nodes(door.files.nodes).nodes["a"].silent_s < 1.0
+    now[0] += 200.0
+    assert waited(lambda: read_nodes(door.files.nodes).nodes["a"].silent_s == 200.0)
+
+
+def test_what_is_awaited_must_be_known_before_a_node_is_forgotten(tmp_path: Path) -> None:
+    files = HomeFiles(tmp_path)
+    node = Node(public_key="k", instance_id="i-1", address="10.0.0.9", enrolled_at=LAUNCHED)
+    write_nodes(files.nodes, Nodes(nodes={"a": node}))
+    files.deployment.write_text("{")
+    with Daemon(tmp_path) as daemon:
+        daemon.step(0.05)
+        assert daemon.admission.keys == {"a": "k"}
+        write_deployment(files.deployment, Deployment(enrolling=("a",)))
+        daemon.step(0.05)
+        assert daemon.admission.keys == {"a": "k"}
+        write_deployment(files.deployment, Deployment())
+        daemon.step(0.05)
+        daemon.step(0.05)
+        assert daemon.admission.keys == {}
 
 
 def test_garbage_at_the_door_changes_nothing(door: Door) -> None:
