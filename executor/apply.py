@@ -133,8 +133,7 @@ def settle(
 
     What is planned and has no instance is not asked for here: the plan may not want it any more.
     `told` hears of every instance that is told to end. Returns the scenario's leases, or all
-    without one. Raises TransientError, FatalError: the cloud
-    does not list its instances.
+    without one. Raises TransientError, FatalError: the cloud does not list its instances.
     """
     patience = patience or Patience()
     for _ in range(PASSES):

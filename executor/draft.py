@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from executor.fleet import Fleet, Launched
+from executor.fleet import ONCE, Fleet, Launched
 from executor.lease_store import SqliteLeaseStore
 from planner.catch_up import Instance, InstanceState
 from planner.leases import Lease
 from planner.replicas import Replica
-
-ONCE = "unless it is there"  # ends what a fleet asks at most once
 
 
 @dataclass

@@ -10,6 +10,8 @@ from planner.catch_up import Instance
 from planner.errors import CoralError, InputError
 from planner.leases import Lease
 
+ONCE = "unless it is there"  # ends what a fleet asks at most once
+
 
 class NoCapacityError(CoralError):
     """There is no such node now, and none was made; try the next offer."""

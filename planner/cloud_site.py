@@ -37,7 +37,7 @@ class AwsSite(Strict):
     @classmethod
     def _networks(cls, found: tuple[str, ...]) -> tuple[str, ...]:
         for text in found:
-            if ipaddress.ip_network(text).prefixlen == 0:
+            if ipaddress.IPv4Network(text).prefixlen == 0:
                 raise ValueError(f"{text} would let everybody reach the engines; name a network")
         return found
 

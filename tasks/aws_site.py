@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from executor.aws.clients import AwsClients
 from executor.aws.fleet import AwsFleet
 from executor.aws.home import AwsFile, note_regions, read_aws_file
-from executor.aws.regions import FIRST_PORT, RegionSettings
+from executor.aws.regions import RegionSettings
 from executor.aws.user_data import NodeBoot, this_coral, user_data
 from executor.control.enrolment import ticket_of
 from executor.deployment import EngineSpec
@@ -132,11 +132,6 @@ def aws_engines(spec: ScenarioSpec) -> Mapping[str, EngineSpec]:
         )
         for name, engine in sorted(spec.fleet.engines.items())
     }
-
-
-def first_port() -> int:
-    """Of a node's engines: it has the machine to itself."""
-    return FIRST_PORT
 
 
 def policy() -> Mapping[str, object]:

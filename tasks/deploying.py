@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from executor.aws.regions import FIRST_PORT
 from executor.deployment import (
     Deployment,
     EngineSpec,
@@ -24,7 +25,7 @@ from planner.placement.profile import NodeOption, PhaseProblem
 from planner.replicas import Replica, ReplicaKey
 from planner.scenario import ScenarioSpec
 from planner.types import Phase, Stage, StageNode, Template, Workload
-from tasks.aws_site import aws_engines, first_port
+from tasks.aws_site import aws_engines
 from tasks.inputs import Inputs
 from tasks.local_site import engine_specs
 
@@ -72,9 +73,8 @@ def local_ground(fleet: LocalFleet, spec: ScenarioSpec, leases: Sequence[Lease])
 def aws_ground(spec: ScenarioSpec, leases: Sequence[Lease]) -> Ground:
     """Nodes that enrol when they have come up; their replicas start then by themselves."""
     names = tuple(lease.id for lease in leases)
-    return Ground(
-        {name: Place(first_port()) for name in names}, aws_engines(spec), {}, enrolling=names
-    )
+    places = {name: Place(FIRST_PORT) for name in names}  # a node has its machine to itself
+    return Ground(places, aws_engines(spec), {}, enrolling=names)
 
 
 def deploy(home: Path, wanted: Wanted, ground: Ground, others: Sequence[Lease]) -> None:

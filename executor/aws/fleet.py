@@ -20,7 +20,7 @@ from executor.aws.clients import AwsClients
 from executor.aws.launch_errors import raised_by
 from executor.aws.regions import Region, RegionSettings
 from executor.control.controller import DRAIN_S
-from executor.fleet import FatalError, Launched
+from executor.fleet import ONCE, FatalError, Launched
 from executor.nodes_file import Node
 from planner.catch_up import Instance, InstanceState
 from planner.leases import Lease, LeaseKey
@@ -60,6 +60,7 @@ class AwsFleet:
         self.launcher = AwsClients(attempts=1, endpoint_url=self.clients.endpoint_url)
         self._preparing, self._listing = Lock(), Lock()
         self._regions: dict[str, Region] = {}
+        self._unfit: dict[str, FatalError] = {}  # regions that cannot be prepared
         self._where: dict[str, str] = {}  # regions of instances, as listed last
 
     def launch(self, lease: Lease, now: datetime) -> Launched:
@@ -112,8 +113,8 @@ class AwsFleet:
         zone = f" in zone {lease.zone}" if lease.zone else ""
         market = "spot" if lease.market is Market.SPOT else "on demand"
         once = [
-            f"ec2:CreateSecurityGroup coral-{self.fleet_id} in {name}, unless it is there",
-            f"ec2:CreateLaunchTemplate coral-{self.fleet_id}-* in {name}, unless it is there",
+            f"ec2:CreateSecurityGroup coral-{self.fleet_id} in {name}, {ONCE}",
+            f"ec2:CreateLaunchTemplate coral-{self.fleet_id}-* in {name}, {ONCE}",
         ]
         return [
             *(once if name not in self._regions else ()),
@@ -173,11 +174,18 @@ class AwsFleet:
     def _prepared(self, name: str) -> Region:
         if name not in self.regions:
             raise FatalError(
-                f"the fleet has no region {name}; add it to fleet.regions, or take its domain out"
+                f"the fleet has no region {name}; add aws:{name} to the scenario's domains, or end "
+                "what is there with `coral down`"
             )
         with self._preparing:
+            if name in self._unfit:  # many launches ask once
+                raise FatalError(str(self._unfit[name]))
             if name not in self._regions:
-                made = Region.prepare(self.clients, name, self.fleet_id, self.settings)
+                try:
+                    made = Region.prepare(self.clients, name, self.fleet_id, self.settings)
+                except FatalError as error:
+                    self._unfit[name] = error
+                    raise
                 self._regions[name] = made
             return self._regions[name]
 

@@ -288,6 +288,11 @@ def test_what_a_fleet_on_aws_needs_is_said_before_anything_is_made(
         ({"engines": {}}, "an aws fleet says its engines"),
         ({"kind": "simulated"}, "engines go with kind: local or aws"),
         ({"aws": {"admit": ["0.0.0.0/0"]}}, "would let everybody reach the engines"),
+        ({"aws": {"admit": ["ten"]}}, "fleet.aws.admit"),
+        (
+            {"engines": {MODEL: {"path": "m", "random": {}, "max_model_len": 9}}},
+            "go with kind: local",
+        ),
         ({"aws": {"root": "coral"}}, "root must be a folder by its whole path"),
         ({"aws": {"colour": "red"}}, "unknown key 'fleet.aws.colour'"),
     ],
