@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 
 from planner.leases import Lease, LeaseState
 from planner.replicas import Replica, assign
@@ -22,26 +23,32 @@ def coming(
     combinations: Mapping[str, Combination],
     leases: Sequence[Lease],
     routed: Collection[str] | None,
+    late: datetime,
 ) -> list[Replica]:
     """Wanted replicas that do not serve yet, with the nodes that they are about to get.
 
     `routed` has those that answer; None: nothing answers in this kind of fleet, nodes that are
-    ready are enough.
+    ready are enough. One that is whole since before `late` and does not answer is not waited for.
     """
     known = [replica for replica in wanted if replica.template_id in combinations]
     given = {lease.id: lease for lease in assign(known, combinations, leases)}
-    ready = Counter(
-        (lease.replica, lease.node_class)
+    ready = [
+        lease
         for lease in (given.get(lease.id, lease) for lease in leases)
         if lease.state is LeaseState.READY
-    )
+    ]
+    counts = Counter((lease.replica, lease.node_class) for lease in ready)
 
-    def serves(replica: Replica) -> bool:
+    def comes(replica: Replica) -> bool:
         nodes = combinations[replica.template_id]
-        whole = all(ready[replica.id, name] >= count for name, count in nodes)
-        return whole and (routed is None or replica.id in routed)
+        if any(counts[replica.id, name] < count for name, count in nodes):
+            return True
+        if routed is None or replica.id in routed:
+            return False
+        times = [lease.ready_at for lease in ready if lease.replica == replica.id]
+        return max([replica.started_at, *filter(None, times)]) >= late
 
-    return [replica for replica in known if not serves(replica)]
+    return [replica for replica in known if comes(replica)]
 
 
 def staying(

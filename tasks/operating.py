@@ -171,7 +171,7 @@ def operate_once(
             store, fleet, name, now, changes, actions, combinations, hinted,
             {t.id: models[t.workload] for t in market.templates if t.workload in models},
             lambda replicas: _deploy(catalog, fleet, spec, inputs, market.templates, replicas),
-            _routed(catalog.home) if isinstance(fleet, LocalFleet | AwsFleet) else None,
+            _routed(catalog.home) if isinstance(fleet, LocalFleet | AwsFleet) else None, since,
         )  # fmt: skip
         applied = apply_actions(
             store, fleet, actions, now, name, move.between, caps_of(spec), move.keep

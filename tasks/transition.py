@@ -30,6 +30,7 @@ class Transition:
     model_of: Mapping[str, str]  # by template id
     deploy: Callable[[Sequence[Replica]], None]
     routed: Collection[str] | None  # replicas that answer; None: none do in this kind of fleet
+    late: datetime  # since before then nothing is waited for
 
     def __post_init__(self) -> None:
         self.made = self.changes
@@ -47,7 +48,7 @@ class Transition:
         wanted = (*self.changes.kept, *self.changes.started)
         models = {
             self.model_of.get(replica.template_id, "")
-            for replica in coming(wanted, self.combinations, others, self.routed)
+            for replica in coming(wanted, self.combinations, others, self.routed, self.late)
         }
         stay = staying(self.changes.ended, models, self.model_of, leases, leaving)
         if held_back:
