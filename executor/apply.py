@@ -90,32 +90,34 @@ def apply_actions(
     the number of launches that failed. While a launch fails nothing is terminated: what leaves may
     be all that serves. A launch that a cap holds back stops nothing: what leaves makes room for it
     in the next round. `keep` is called before, with the number of launches held back: leases that
-    leave later.
+    leave later. What leaves and has no known instance goes first: its answer may have been lost, so
+    that another one would be one too many.
     """
+    unasked = [lease for lease in actions.terminate if lease.state is LeaseState.PLANNED]
+    store.save_all([lease.to(LeaseState.TERMINATING, NOT_IN_PLAN) for lease in unasked], now)
     launches = _Launches(store, fleet, now, scenario, caps or Caps())
-    leaves = {lease.id for lease in actions.terminate}
     launches.again(
         lease
         for lease in launches.leases
         if lease.state is LeaseState.PLANNED
         and (lease.scenario, lease.fleet) == (scenario, fleet.kind)
-        and lease.id not in leaves
     )
     launches.new(actions.launch)
     kept = keep(len(launches.held_back))
-    leaving = () if launches.failed else [x for x in actions.terminate if x.id not in kept]
+    others = [x for x in actions.terminate if x.state is not LeaseState.PLANNED]
+    leaving = () if launches.failed else [x for x in others if x.id not in kept]
     marked = [_marked(lease, fleet, now) for lease in leaving]
     store.save_all(marked, now)
     between(len(launches.failed))
     end_leases(store, fleet, [x for x in marked if x.drain_until is None], now, NOT_IN_PLAN)
-    if marked:
+    if marked or unasked:
         with contextlib.suppress(TransientError):  # the next round looks again
             settle(store, fleet, now, scenario)
     failed, held_back = launches.failed, launches.held_back
     return Applied(
         launched=launches.made,
         failed=len(failed),
-        terminated=len(leaving),
+        terminated=len(unasked) + len(leaving),
         held_back=len(held_back),
         why=tuple(dict.fromkeys((*failed, *held_back))),
     )

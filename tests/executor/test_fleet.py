@@ -135,6 +135,31 @@ def test_leases_asked_again_count_as_what_they_come_to() -> None:
     assert (found.launched, found.failed) == (3, 0)
 
 
+class Watched(SimulatedFleet):
+    """Says how many live whenever one is made."""
+
+    def launch(self, lease: Lease, now: datetime) -> Launched:
+        found = super().launch(lease, now)
+        alive = [one.lease_id for one in self.instances(now) if one.state.lives]
+        states = {one.id: one.state for one in STORE.all()}
+        assert sum(states[name] is not LeaseState.TERMINATING for name in alive) <= 1
+        return found
+
+
+STORE = MemoryStore()
+
+
+def test_a_lease_whose_answer_was_lost_leaves_before_another_is_asked_for() -> None:
+    fleet, both = Watched(), [lease(1, LeaseState.PLANNED), lease(2, LeaseState.PLANNED)]
+    STORE.save_all(both, NOW)
+    SimulatedFleet.launch(fleet, both[0], NOW)  # it was made, and nobody knows
+    actions = reconcile({KEYS[0]: 1}, OFFERS, both)
+    assert [one.id for one in actions.terminate] == ["lease-1"]
+    found = apply_actions(STORE, fleet, actions, NOW)
+    assert (found.launched, found.terminated) == (1, 1)
+    assert [one.lease_id for one in fleet.instances(NOW) if one.state.lives] == ["lease-2"]
+
+
 def test_settling_tells_what_it_ends() -> None:
     fleet, told = SimulatedFleet(), list[str]()
     orphan = fleet.launch(lease(1, LeaseState.PLANNED), NOW)
