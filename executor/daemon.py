@@ -283,7 +283,7 @@ def _controller(keys: KeyPair, lease_s: float, address: str, remembered: Path) -
     """At the address asked for; at the last one where any port will do, for agents know that."""
     if address == ADDRESS and remembered.exists():
         with contextlib.suppress(zmq.ZMQError):
-            return Controller(keys, lease_s, remembered.read_text().strip())
+            return Controller(keys, lease_s, remembered.read_text().strip(), enrol=ADDRESS)
     found = Controller(keys, lease_s, address)
     remembered.write_text(found.address)
     return found

@@ -99,6 +99,7 @@ class Controller:
         lease_s: float = 30.0,
         address: str = "tcp://127.0.0.1:*",
         clock: Callable[[], float] = time.monotonic,
+        enrol: str | None = None,  # where nodes enrol; None: one port above the address
     ) -> None:
         self.clock, self.lease_s, self.public_key = clock, lease_s, keys.public
         self.known, self.nodes, self.replicas = Known(), dict[str, Node](), dict[str, Running]()
@@ -115,7 +116,7 @@ class Controller:
         try:
             self._socket.bind(address)
             self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-            self._door.bind(_next_port(address))
+            self._door.bind(enrol or _next_port(address))
             self.enrol_address = self._door.getsockopt_string(zmq.LAST_ENDPOINT)
         except zmq.ZMQError:
             self.close()
