@@ -10,6 +10,7 @@ the plan.
 from __future__ import annotations
 
 import random
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -69,6 +70,7 @@ class Faults:
     skew_s: float = 0.0
     no_capacity: float = 0.0
     killed: float = 0.0  # rounds
+    at_once: int = 1  # calls side by side
 
     @classmethod
     def draw(cls, rng: random.Random) -> Faults:
@@ -81,7 +83,7 @@ class Faults:
             throttled=some(0.3), lost=some(0.4), twice=some(0.3),
             tokens_ignored=rng.random() < 0.2, listed_late_s=some(20.0), stops_in_s=some(90.0),
             taken=some(0.3), skew_s=rng.choice([0.0, 0.0, 30.0, 3600.0]), no_capacity=some(0.4),
-            killed=some(0.7),
+            killed=some(0.7), at_once=rng.choice([1, 1, 6]),
         )  # fmt: skip
 
     @property
@@ -111,11 +113,17 @@ class ChaosFleet:
     ) -> None:  # fmt: skip
         self.cloud, self.faults, self.rng, self.findings = cloud, faults, rng, findings
         self.store, self.now, self.exact = store, START, faults.exact
+        self.at_once, self.drain_s = faults.at_once, 0.0
+        self.lock = threading.RLock()
         self.stopping: dict[str, datetime] = {}
         self.wanted: Mapping[LeaseKey, int] = {}
 
     def launch(self, lease: Lease, now: datetime) -> Launched:
         """As the protocol says, unless a fault comes between."""
+        with self.lock:
+            return self._launch(lease)
+
+    def _launch(self, lease: Lease) -> Launched:
         self._throttle()
         if not any(one.id == lease.id for one in self.store.all()):
             self.findings.add("unwritten")
@@ -133,11 +141,12 @@ class ChaosFleet:
 
     def terminate(self, instance_id: str) -> None:
         """It stops for a while before it is gone."""
-        self._throttle()
-        delay = timedelta(seconds=self.rng.random() * self.faults.stops_in_s)
-        self.stopping.setdefault(instance_id, self.now + delay)
-        if self.rng.random() < self.faults.lost:
-            raise TransientError("the answer was lost")
+        with self.lock:
+            self._throttle()
+            delay = timedelta(seconds=self.rng.random() * self.faults.stops_in_s)
+            self.stopping.setdefault(instance_id, self.now + delay)
+            if self.rng.random() < self.faults.lost:
+                raise TransientError("the answer was lost")
 
     def instances(self, now: datetime) -> list[Instance]:
         """Those that are listed already."""
@@ -149,8 +158,16 @@ class ChaosFleet:
         """As the cloud says."""
         return self.cloud.elsewhere(lease)
 
+    def calls(self, lease: Lease) -> list[str]:
+        """As the cloud says."""
+        return self.cloud.calls(lease)
+
     def truth(self) -> list[Instance]:
         """All that there is."""
+        with self.lock:
+            return self._truth()
+
+    def _truth(self) -> list[Instance]:
         found = []
         for one in self.cloud.instances(self.now):
             stops = self.stopping.get(one.id)
@@ -190,11 +207,16 @@ class ChaosFleet:
 
 
 class KillableStore:
-    """A store whose controller may be killed before or after any save."""
+    """A store whose controller may be killed before or after any save.
+
+    A killed controller's other threads get no further either.
+    """
 
     def __init__(self, inner: LeaseStore, findings: Findings) -> None:
         self.inner, self.findings = inner, findings
-        self.left: int | None = None  # boundaries until the kill
+        self._left: int | None = None
+        self._dead = False
+        self._lock = threading.Lock()
         self.boundaries = 0
         self.alive: Callable[[], set[str]] = set  # lease ids of living instances, where exact
 
@@ -213,12 +235,22 @@ class KillableStore:
         self.inner.save_all(leases, at)
         self.boundary()
 
+    @property
+    def left(self) -> int | None:
+        """Boundaries until the kill; set for each controller anew."""
+        return self._left
+
+    @left.setter
+    def left(self, boundaries: int | None) -> None:
+        self._left, self._dead = boundaries, False
+
     def boundary(self) -> None:
-        self.boundaries += 1
-        if self.left is not None:
-            self.left -= 1
-            if self.left < 0:
-                self.left = None
+        with self._lock:
+            self.boundaries += 1
+            if self._left is not None:
+                self._left -= 1
+                self._dead = self._dead or self._left < 0
+            if self._dead:
                 raise Killed
 
 
@@ -227,6 +259,7 @@ class KillableFleet:
 
     def __init__(self, inner: Fleet, store: KillableStore) -> None:
         self.inner, self.store, self.kind = inner, store, inner.kind
+        self.at_once, self.drain_s = inner.at_once, inner.drain_s
 
     def __getattr__(self, name: str) -> Any:
         call = getattr(self.inner, name)
@@ -243,8 +276,8 @@ class KillableFleet:
 class MemoryStore:
     """Leases of one schedule; what is saved survives a kill."""
 
-    def __init__(self) -> None:
-        self.leases: dict[str, Lease] = {}
+    def __init__(self, leases: Sequence[Lease] = ()) -> None:
+        self.leases: dict[str, Lease] = {lease.id: lease for lease in leases}
 
     def all(self) -> list[Lease]:
         return list(self.leases.values())

@@ -91,7 +91,7 @@ def silence_is_failure() -> Iterator[None]:
 
     class Deaf:
         def __init__(self, fleet: Any) -> None:
-            self.fleet = fleet
+            self.fleet, self.at_once, self.drain_s = fleet, fleet.at_once, fleet.drain_s
 
         def launch(self, lease: Lease, now: datetime) -> Any:
             try:

@@ -3,11 +3,13 @@
     python -m bench.fleet --json
 
 `schedules` runs of rounds against a simulated cloud with faults (bench/chaos.py), kills between any
-two steps included; `real_kills` controllers in processes of their own that get SIGKILL at a random
-moment, with leases and cloud in files; then both come to rest and are compared. `caught` are
-controllers with one mistake each (bench/chaos_bugs.py) that the same chaos finds. `round_s` are
-seconds of a controller that brings up so many nodes from nothing, looks at them when nothing is to
-be done, and ends them all, with leases in SQLite and a cloud that answers at once.
+two steps included; `aws` is the same of the AWS fleet over HTTP (bench/chaos_aws.py); `real_kills`
+controllers in processes of their own that get SIGKILL at a random moment, with leases and cloud in
+files; then both come to rest and are compared. `caught` are controllers with one mistake each
+(bench/chaos_bugs.py) that the same chaos finds. `round_s` are seconds of a controller that brings
+up so many nodes from nothing, looks at them when nothing is to be done, and ends them all, with
+leases in SQLite and a cloud that answers at once; `far_away_s` are those of launching and ending
+them where a call takes 0.2 s and 16 are made side by side.
 """
 
 from __future__ import annotations
@@ -21,23 +23,26 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from bench.chaos import OFFERS, START, bring, run_schedule
+from bench.chaos import OFFERS, START, bring, offer, run_schedule
 from bench.chaos_bugs import BUGS
 from executor.apply import apply_actions, end_all, settle
 from executor.fleet import Launched, TransientError
 from executor.lease_store import SqliteLeaseStore
 from executor.simulated import SimulatedFleet
 from planner.leases import Lease, held_nodes, reconcile
+from planner.types import Market
 
 MISTAKES = ("leaked", "double", "lost", "unconverged", "unwritten", "unconfirmed", "overspent",
             "surplus")  # fmt: skip
 BUG_SCHEDULES = 400
 LONG = timedelta(seconds=200)
+ROUND_TRIP_S, AT_ONCE = 0.2, 16  # of RunInstances, roughly; as the AWS fleet asks
 
 
 class LossyFleet(SimulatedFleet):
@@ -98,6 +103,67 @@ def kill_for_real(kills: int, folder: Path) -> dict[str, int]:
     }
 
 
+class DistantFleet(SimulatedFleet):
+    """Each call takes a round trip."""
+
+    def launch(self, lease: Lease, now: datetime) -> Launched:
+        """As the protocol says."""
+        time.sleep(ROUND_TRIP_S)
+        return super().launch(lease, now)
+
+    def terminate(self, instance_id: str) -> None:
+        """As the protocol says."""
+        time.sleep(ROUND_TRIP_S)
+        super().terminate(instance_id)
+
+
+def far_away(nodes: int, at_once: int, folder: Path) -> dict[str, float]:
+    """Seconds to launch so many nodes, and to end them, at a cloud that takes its time."""
+    name = f"far-{at_once}"
+    store = SqliteLeaseStore(folder / f"{name}.sqlite")
+    fleet = DistantFleet(path=folder / f"{name}-cloud.sqlite", at_once=at_once)
+    began = time.perf_counter()
+    actions = reconcile({sorted(OFFERS)[0]: nodes}, OFFERS, settle(store, fleet, START))
+    apply_actions(store, fleet, actions, START)
+    launched = time.perf_counter()
+    end_all(store, fleet, store.all(), START)
+    ended = time.perf_counter()
+    return {"launch": round(launched - began, 1), "end": round(ended - launched, 1)}
+
+
+def over_http(schedules: int) -> dict[str, int]:
+    """The AWS fleet's own schedules, against a local AWS; what is wrong after them."""
+    from bench.chaos_aws import run_aws_schedule
+    from executor.aws.clients import AwsClients
+    from executor.aws.fleet import AwsFleet
+    from executor.aws.regions import RegionSettings
+    from tests.support.aws_answers import IMAGE
+    from tests.support.aws_server import AwsServer
+
+    kind, regions = "g6.xlarge", ("us-east-1", "us-west-2")
+    keys = {
+        (f"aws:{regions[0]}", kind, Market.SPOT): ["use1-az1", "use1-az2"],
+        (f"aws:{regions[1]}", kind, Market.ON_DEMAND): ["usw2-az1", "usw2-az2"],
+    }
+    offers = {
+        key: replace(offer(key[0], 0.5, key[2]), instance_type=kind, zone=zones[0])
+        for key, zones in keys.items()
+    }
+    total, began = Counter[str](), datetime.now(UTC)
+    with AwsServer() as server, server.environment():
+        for seed in range(schedules):
+            fleet = AwsFleet(
+                AwsClients(attempts=1), f"chaos{seed}", regions, RegionSettings(IMAGE), keys
+            )
+            outcome = run_aws_schedule(seed, server, fleet, offers, began)
+            total.update(outcome.found)
+            total.update({"crash_points": outcome.boundaries, "kills": outcome.kills})
+            for one in fleet.instances(began):
+                fleet.terminate(one.id)
+    names = ("leaked", "double", "lost", "unconverged", "crash_points", "kills")
+    return {"schedules": schedules, **{name: total[name] for name in names}}
+
+
 def caught(bug: str) -> bool:
     """Whether the chaos finds a mistake."""
     with BUGS[bug]():
@@ -126,6 +192,7 @@ def main() -> None:
     """Parse, run, print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--schedules", type=int, default=1000)
+    parser.add_argument("--aws-schedules", type=int, default=40)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--nodes", type=int, default=500)
     parser.add_argument("--json", action="store_true")
@@ -143,12 +210,15 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         real = kill_for_real(options.kills, Path(folder))
         times = rounds_of(options.nodes, Path(folder))
+        far = far_away(options.nodes, AT_ONCE, Path(folder))
+    aws = over_http(options.aws_schedules)
     found = {name: caught(name) for name in BUGS}
     result: dict[str, Any] = {
         "schedules": options.schedules,
         **{name: total[name] for name in MISTAKES},
         "crash_points": boundaries,
         "kills": kills,
+        "aws": aws,
         "real_kills": options.kills,
         "after_real_kills": real,
         "bugs": len(found),
@@ -156,6 +226,7 @@ def main() -> None:
         "uncaught": [name for name, seen in found.items() if not seen],
         "nodes": options.nodes,
         "round_s": times,
+        "far_away_s": far,
         "seconds": round((datetime.now(UTC) - started).total_seconds(), 1),
     }
     if options.json:

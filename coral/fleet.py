@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
+from coral.options import Json
 from coral.output import answer_rows, print_json
 from coral.serving import Home
 
 fleet_app = typer.Typer(help="The nodes that run the plan.", no_args_is_help=True)
 LeaseId = Annotated[str, typer.Argument(help="Id of a lease, or how it begins.")]
-Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON object.")]
 
 
 @fleet_app.command("list")
@@ -66,6 +66,24 @@ def fleet_sweep(home: Home = None, as_json: Json = False) -> None:
     for line in changed:
         typer.echo(line)
     typer.echo(f"{len(changed)} changes." if changed else "Leases and clouds agree.")
+
+
+@fleet_app.command("startups")
+def fleet_startups(home: Home = None, as_json: Json = False) -> None:
+    """Show how long nodes took to come up, part by part: medians by instance type."""
+    from tasks.fleet_view import list_start_ups
+
+    answer_rows(*list_start_ups(home), as_json)
+
+
+@fleet_app.command("policy")
+def fleet_policy() -> None:
+    """Print the IAM policy that moving an aws fleet needs."""
+    import json
+
+    from tasks.aws_site import policy
+
+    typer.echo(json.dumps(policy(), indent=2))
 
 
 def _end(lease: str, home: str | None, as_json: bool, *, drain: bool) -> None:

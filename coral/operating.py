@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import Annotated, NoReturn
 
 import typer
@@ -10,6 +11,8 @@ import typer
 from coral.options import Json, Scenario, check_scenario
 from coral.output import answer, flow_run, print_json
 from coral.serving import Home, refuse_taken
+
+AGAIN_S = 30.0  # after a round for which a cloud did not answer
 
 
 def add_operations(app: typer.Typer) -> None:
@@ -43,6 +46,7 @@ def operate(
 ) -> None:
     """Plan from where the fleet stands and move it by the difference."""
     check_scenario(scenario, home)
+    _check_cloud(scenario, home)
     if every is not None:
         _operate_every(scenario, home, every, as_json)
     draft = dry_run or approve
@@ -61,9 +65,22 @@ def operate(
         raise typer.Exit(1)
 
 
+def _check_cloud(scenario: str, home: str | None) -> None:
+    """Find missing credentials and the like before a flow starts."""
+    from tasks.home import resolve_home
+    from tasks.scenario_file import read_scenario
+
+    spec = read_scenario(scenario)
+    if spec.fleet.is_aws:
+        from tasks.aws_site import check_aws
+
+        check_aws(resolve_home(home), spec)
+
+
 def _operate_every(scenario: str, home: str | None, minutes: float, as_json: bool) -> NoReturn:
-    """Rounds until interrupted."""
+    """Rounds until interrupted; a cloud that does not answer now is asked again."""
     from coral.render import print_round, round_summary
+    from executor.fleet import TransientError
     from tasks.home import open_catalog
     from tasks.scenario_file import read_scenario
     from tasks.watching import wait_for_cause
@@ -72,7 +89,12 @@ def _operate_every(scenario: str, home: str | None, minutes: float, as_json: boo
         with flow_run():
             from flows.operate import operate as run
 
-            result = run(scenario, home)
+            try:
+                result = run(scenario, home)
+            except TransientError as error:
+                typer.echo(f"no round now: {error}", err=True)
+                time.sleep(AGAIN_S)
+                continue
         answer(result, as_json, round_summary, print_round)
         catalog, spec = open_catalog(home), read_scenario(scenario)
         cause = wait_for_cause(catalog, spec, 60.0 * minutes)

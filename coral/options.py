@@ -11,8 +11,8 @@ Scenario = Annotated[
     typer.Option(
         "--scenario",
         "-s",
-        help="A scenario file, or a shipped one: core, extended, internet, local, small-nodes, "
-        "suite, tiny.",
+        help="A scenario file, or a shipped one: core, ec2, extended, internet, local, "
+        "small-nodes, suite, tiny.",
     ),
 ]
 Json = Annotated[

@@ -250,6 +250,7 @@ def round_summary(result: Round) -> dict[str, Any]:
         "replicas_kept": len(result.replicas.kept),
         "replicas_started": len(result.replicas.started),
         "replicas_ended": len(result.replicas.ended),
+        "replicas_waiting": result.waiting,
         "stopped": result.stopped,
         "nodes": result.nodes,
         "cost_usd_per_hour": round(result.cost_usd_per_hour, 4),
@@ -280,6 +281,8 @@ def print_round(result: Round) -> None:
             f"{len(changes.kept)} kept, {len(changes.started)} started, "
             f"{len(changes.ended)} ended."
         )
+    if result.waiting:
+        console.print(f"{result.waiting} replicas stay until those that follow them serve.")
     then = "After that: " if result.calls is not None else ""
     console.print(f"{then}{result.nodes} nodes held, ${result.cost_usd_per_hour:.2f}/h.")
 

@@ -27,7 +27,9 @@ def agent(
     lease: Annotated[str, typer.Option(help="Id of this node's lease.")],
     controller: Annotated[str, typer.Option(help="Where the controller listens: tcp://host:port.")],
     controller_key: Annotated[str, typer.Option(help="The controller's public key.")],
-    key_file: Annotated[Path, typer.Option(help="File with this lease's keys.")],
+    key_file: Annotated[
+        Path, typer.Option(help="File with this lease's keys; made first where the node enrols.")
+    ],
     folder: Annotated[Path, typer.Option(help="Folder of the processes' logs.")],
     first_lease: Annotated[
         float, typer.Option(min=1.0, help="Seconds to wait for the controller at first.")
@@ -38,16 +40,29 @@ def agent(
             help="Where the cloud says that it takes the node; on EC2 http://169.254.169.254."
         ),
     ] = None,
+    enrol: Annotated[
+        str | None,
+        typer.Option(
+            help="Where a node that makes its keys itself asks to be let in: tcp://host:port."
+        ),
+    ] = None,
+    ticket: Annotated[str, typer.Option(help="Of the lease, to enrol with.")] = "",
+    began: Annotated[
+        float | None, typer.Option(help="When the node's user data began; seconds since 1970.")
+    ] = None,
+    installed: Annotated[float | None, typer.Option(help="When all was installed.")] = None,
 ) -> None:
     """Run this node: start, watch and stop what the controller says; end when it is gone."""
     from executor.control.agent import Agent, AgentSettings
-    from executor.control.keys import read_keys
+    from executor.control.join import Joining, join
+    from executor.control.keys import load_or_make, read_keys
 
     _log_to_stderr()
+    keys = read_keys(key_file) if enrol is None else load_or_make(key_file)
+    if enrol is not None:
+        join(Joining(enrol, controller_key, lease, ticket, began, installed), keys)
     running = Agent(
-        AgentSettings(
-            lease, controller, controller_key, read_keys(key_file), folder, first_lease, metadata
-        )
+        AgentSettings(lease, controller, controller_key, keys, folder, first_lease, metadata)
     )
     _on_signals(lambda: running.stop("asked to end"))
     typer.echo(running.run(), err=True)
@@ -56,8 +71,16 @@ def agent(
 def controller(
     home: Home = None,
     address: Annotated[
-        str, typer.Option(help="Where agents connect; * takes a free port.")
+        str,
+        typer.Option(
+            help="Where agents connect, and nodes of a cloud enrol one port above; * takes free "
+            "ports."
+        ),
     ] = "tcp://127.0.0.1:*",
+    lease: Annotated[
+        float,
+        typer.Option(min=5.0, help="Seconds that nodes go on when this controller is gone."),
+    ] = 30.0,
 ) -> None:
     """Bring nodes to what is deployed, and tell gateways which replicas answer."""
     from executor.daemon import Daemon
@@ -66,8 +89,9 @@ def controller(
     _log_to_stderr()
     ended = []
     _on_signals(lambda: ended.append(True))
-    with Daemon(resolve_home(home), address) as daemon:
-        typer.echo(f"controller at {daemon.controller.address}", err=True)
+    with Daemon(resolve_home(home), address, lease) as daemon:
+        found = daemon.controller
+        typer.echo(f"controller at {found.address}, nodes enrol at {found.enrol_address}", err=True)
         while not ended:
             daemon.step()
 

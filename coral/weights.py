@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -47,6 +48,10 @@ def weights_fetch(
     command: Annotated[
         list[str] | None, typer.Argument(help="What to become when all is there: -- vllm serve ...")
     ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(help="A file that says in JSON what was moved, and how long it took."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Get a model, or the files that some of its layers are in."""
@@ -56,6 +61,8 @@ def weights_fetch(
     with _bar(f"fetch {url}") as progress:
         moved = fetch(open_store(url), folder, first_layer, layers, progress)
     _say(moved, as_json, str(folder))
+    if record is not None:
+        record.write_text(json.dumps(asdict(moved)))
     if command:
         os.execvp(command[0], command)
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import TypeVar
 
 from executor.fleet import FatalError, Fleet, NoCapacityError, TransientError
 from planner.catch_up import Ask, End, Patience, Record, catch_up
@@ -21,6 +23,9 @@ ALL_DOWN = "coral down"
 REFUSED = "refused: "  # before what a cloud says that will never make the node
 PASSES = 4  # of one settling: end, see it gone, record, see that nothing is left
 LAUNCH_WINDOW = timedelta(minutes=1)
+
+Thing = TypeVar("Thing")
+Answer = TypeVar("Answer")
 
 
 def new_id() -> str:
@@ -58,7 +63,7 @@ class Caps:
 class Applied:
     """What was done."""
 
-    launched: int
+    launched: int  # instances made, also of what an earlier round asked for
     failed: int
     terminated: int
     held_back: int = 0  # launches that a cap did not allow
@@ -77,37 +82,42 @@ def apply_actions(
     scenario: str = "",
     between: Callable[[int], None] = lambda _: None,
     caps: Caps | None = None,
+    keep: Callable[[int], Collection[str]] = lambda _: (),
 ) -> Applied:
     """Ask again for what was planned and not answered, launch, let leave what the plan lacks.
 
     `between` is called when nodes are launched and those that leave are marked, but still run: with
     the number of launches that failed. While a launch fails nothing is terminated: what leaves may
     be all that serves. A launch that a cap holds back stops nothing: what leaves makes room for it
-    in the next round.
+    in the next round. `keep` is called before, with the number of launches held back: leases that
+    leave later. What leaves and has no known instance goes first: its answer may have been lost, so
+    that another one would be one too many.
     """
+    unasked = [lease for lease in actions.terminate if lease.state is LeaseState.PLANNED]
+    store.save_all([lease.to(LeaseState.TERMINATING, NOT_IN_PLAN) for lease in unasked], now)
     launches = _Launches(store, fleet, now, scenario, caps or Caps())
-    leaves = {lease.id for lease in actions.terminate}
     launches.again(
         lease
         for lease in launches.leases
         if lease.state is LeaseState.PLANNED
         and (lease.scenario, lease.fleet) == (scenario, fleet.kind)
-        and lease.id not in leaves
     )
     launches.new(actions.launch)
-    leaving = () if launches.failed else actions.terminate
-    marked = [lease.to(_leaves_as(lease), NOT_IN_PLAN) for lease in leaving]
+    kept = keep(len(launches.held_back))
+    others = [x for x in actions.terminate if x.state is not LeaseState.PLANNED]
+    leaving = () if launches.failed else [x for x in others if x.id not in kept]
+    marked = [_marked(lease, fleet, now) for lease in leaving]
     store.save_all(marked, now)
     between(len(launches.failed))
-    end_leases(store, fleet, marked, now, NOT_IN_PLAN)
-    if marked:
+    end_leases(store, fleet, [x for x in marked if x.drain_until is None], now, NOT_IN_PLAN)
+    if marked or unasked:
         with contextlib.suppress(TransientError):  # the next round looks again
             settle(store, fleet, now, scenario)
     failed, held_back = launches.failed, launches.held_back
     return Applied(
-        launched=len(actions.launch) - len(failed) - len(held_back),
+        launched=launches.made,
         failed=len(failed),
-        terminated=len(leaving),
+        terminated=len(unasked) + len(leaving),
         held_back=len(held_back),
         why=tuple(dict.fromkeys((*failed, *held_back))),
     )
@@ -119,12 +129,13 @@ def settle(
     now: datetime,
     scenario: str | None = None,
     patience: Patience | None = None,
+    told: Callable[[str], None] = lambda _: None,
 ) -> list[Lease]:
     """Bring leases and instances into agreement, and finish what an interrupted run began.
 
     What is planned and has no instance is not asked for here: the plan may not want it any more.
-    Returns the scenario's leases, or all without one. Raises TransientError, FatalError: the cloud
-    does not list its instances.
+    `told` hears of every instance that is told to end. Returns the scenario's leases, or all
+    without one. Raises TransientError, FatalError: the cloud does not list its instances.
     """
     patience = patience or Patience()
     for _ in range(PASSES):
@@ -132,9 +143,10 @@ def settle(
         steps = catch_up(_of_fleet(store, fleet), instances, now, patience)
         todo = [step for step in steps if not isinstance(step, Ask)]
         store.save_all([step.lease for step in todo if isinstance(step, Record)], now)
-        for step in todo:
-            if isinstance(step, End):
-                _terminate(fleet, step.instance_id)
+        ends = [step.instance_id for step in todo if isinstance(step, End)]
+        _terminate(fleet, ends)
+        for name in ends:
+            told(name)
         if not todo:
             break
     return [lease for lease in store.all() if scenario in {None, lease.scenario}]
@@ -146,9 +158,7 @@ def end_leases(
     """Tell the cloud to end nodes; `settle` writes that they are over when the cloud says so."""
     told = [x for x in leases if x.state is not LeaseState.TERMINATING]
     store.save_all([lease.to(LeaseState.TERMINATING, reason) for lease in told], now)
-    for lease in leases:
-        if lease.instance_id is not None:
-            _terminate(fleet, lease.instance_id)
+    _terminate(fleet, [lease.instance_id for lease in leases if lease.instance_id is not None])
 
 
 def end_all(store: LeaseStore, fleet: Fleet, leases: Sequence[Lease], now: datetime) -> int:
@@ -165,17 +175,32 @@ def _of_fleet(store: LeaseStore, fleet: Fleet) -> list[Lease]:
     return [lease for lease in store.all() if lease.fleet == fleet.kind]
 
 
-def _terminate(fleet: Fleet, instance_id: str) -> None:
+def _terminate(fleet: Fleet, instance_ids: Sequence[str]) -> None:
     """Where the cloud does not answer the next pass tells it again."""
-    try:
-        fleet.terminate(instance_id)
-    except TransientError:
-        return
+
+    def end(instance_id: str) -> None:
+        with contextlib.suppress(TransientError):
+            fleet.terminate(instance_id)
+
+    _side_by_side(fleet, end, instance_ids)
 
 
-def _leaves_as(lease: Lease) -> LeaseState:
-    """It drains where it serves."""
-    return LeaseState.DRAINING if lease.state is LeaseState.READY else LeaseState.TERMINATING
+def _side_by_side(
+    fleet: Fleet, call: Callable[[Thing], Answer], things: Sequence[Thing]
+) -> list[Answer]:
+    """Answers in the order of the things; as many calls at once as the fleet takes."""
+    if fleet.at_once == 1 or len(things) < 2:
+        return [call(thing) for thing in things]
+    with ThreadPoolExecutor(fleet.at_once) as pool:
+        return list(pool.map(call, things))
+
+
+def _marked(lease: Lease, fleet: Fleet, now: datetime) -> Lease:
+    """It drains where it serves, and is ended later where ending it would not let it."""
+    if lease.state is not LeaseState.READY:
+        return lease.to(LeaseState.TERMINATING, NOT_IN_PLAN)
+    until = now + timedelta(seconds=fleet.drain_s) if fleet.drain_s else None
+    return lease.to(LeaseState.DRAINING, NOT_IN_PLAN, drain_until=until)
 
 
 @dataclass
@@ -190,6 +215,7 @@ class _Launches:
 
     def __post_init__(self) -> None:
         self.leases = self.store.all()
+        self.made = 0  # instances, of new leases and of those asked again
         self.failed: list[str] = []
         self.held_back: list[str] = []
 
@@ -227,12 +253,15 @@ class _Launches:
         )
 
     def _ask(self, leases: Sequence[Lease]) -> None:
-        """Written first, all of them."""
+        """Written first, all of them; asked side by side where the fleet takes that."""
         self.store.save_all(leases, self.now)
-        for lease in leases:
-            failure = _request(self.store, self.fleet, lease, self.now)
-            if failure:
-                self.failed.append(failure)
+
+        def ask(lease: Lease) -> str:
+            return _request(self.store, self.fleet, lease, self.now)
+
+        failures = _side_by_side(self.fleet, ask, leases)
+        self.failed += filter(None, failures)
+        self.made += failures.count("")
 
 
 def _request(store: LeaseStore, fleet: Fleet, lease: Lease, now: datetime) -> str:

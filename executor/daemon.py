@@ -4,6 +4,7 @@
     routes.json      which replicas answer (read by gateways)         -> written here
     controller.json  where agents connect, and this controller's key  -> written here
     notices.json     nodes whose cloud says that it takes them soon   -> written here
+    nodes.json       nodes that came with keys of their own           -> written here
 
 A replica is routed to once each of its engines answered its health endpoint after its start, and no
 more as soon as one of its processes is not running, one of its nodes is to be taken, or it is to
@@ -18,7 +19,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,6 +27,7 @@ import httpx
 import zmq
 from filelock import FileLock, Timeout
 
+from executor.admission import Admission, Look
 from executor.control.controller import DRAIN_S, Controller
 from executor.control.keys import KeyPair
 from executor.control.messages import ProcessState
@@ -62,6 +64,7 @@ class Daemon:
         address: str = ADDRESS,
         lease_s: float = LEASE_S,
         clock: Callable[[], float] = time.monotonic,
+        look: Look | None = None,
     ) -> None:
         self.files, self.clock = HomeFiles(home), clock
         home.mkdir(parents=True, exist_ok=True)
@@ -75,6 +78,7 @@ class Daemon:
         try:
             keys = self.files.controller_keys()
             self.controller = _controller(keys, lease_s, address, self.files.address)
+            self.admission = Admission(self.files, self.controller, look, clock)
         except BaseException:
             self._lock.release()
             raise
@@ -82,7 +86,8 @@ class Daemon:
         self._askers = ThreadPoolExecutor(HEALTH_THREADS)
         self._asking: dict[tuple[str, int], Future[bool]] = {}  # by replica and generation
         self._seen: tuple[int, int] | None = None
-        self._deployment = Deployment()
+        self._addresses: Mapping[str, str] = {}  # of nodes that enrolled, in the plans
+        self._deployment, self._known = Deployment(), False
         self._plans: dict[str, ReplicaPlan] = {}
         self._going: dict[str, tuple[ReplicaPlan, float]] = {}  # until when it stays, unrouted
         self._leaving: dict[str, tuple[str, float]] = {}  # leases not wanted any more: key, until
@@ -97,6 +102,7 @@ class Daemon:
 
     def __exit__(self, *_: object) -> None:
         self._askers.shutdown(cancel_futures=True)
+        self.admission.close()
         write_routes(self.files.routes, Routes(models=self._models))
         self.files.controller.unlink(missing_ok=True)
         self._client.close()
@@ -104,9 +110,12 @@ class Daemon:
         self._lock.release()
 
     def step(self, seconds: float = STEP_S) -> None:
-        """Look for a new deployment, converge, and write the routes."""
+        """Look for a new deployment and nodes, converge, and write the routes."""
         self._read()
         now = self.clock()
+        leaving = self._leaving.keys()
+        self.admission.step(self._deployment.enrolling, leaving, known=self._known)
+        self._plan(self._deployment)
         self._going = {k: v for k, v in self._going.items() if v[1] > now}
         staying = {replica_id: plan for replica_id, (plan, _) in self._going.items()}
         self.controller.want_leases(self._wanted_leases(now))
@@ -125,7 +134,13 @@ class Daemon:
             if now >= until or not (draining or self._going):
                 del self._leaving[lease_id]
         leaving = {lease_id: key for lease_id, (key, _) in self._leaving.items()}
-        return {**leaving, **self._deployment.lease_keys}
+        return {**leaving, **self._keys(self._deployment)}
+
+    def _keys(self, deployment: Deployment) -> dict[str, str]:
+        """Of all its nodes that have some."""
+        enrolled = self.admission.keys
+        own = {name: enrolled[name] for name in deployment.enrolling if name in enrolled}
+        return {**deployment.lease_keys, **own}
 
     def is_ready(self, replica_id: str) -> bool:
         """Whether a replica is up and its engines have answered since its last start."""
@@ -147,18 +162,32 @@ class Daemon:
         self._seen = mark
         try:
             deployment = read_deployment(self.files.deployment)
-            plans = dict(deployment.plans())
+            deployment.plans(self.admission.addresses)
         except DeploymentError as error:
             log.error("%s; what runs goes on", error)
             return
+        self._known = True
+        leaves = self.clock() + UNROUTED_S + DRAIN_S
+        keys = self._keys(self._deployment)
+        for lease_id in keys.keys() - deployment.lease_ids:
+            self._leaving[lease_id] = (keys[lease_id], leaves)
+        self._plan(deployment)
+
+    def _plan(self, deployment: Deployment) -> None:
+        """What its replicas run, with the nodes that are there."""
+        addresses = self.admission.addresses
+        if deployment is self._deployment and addresses == self._addresses:
+            return
+        try:
+            plans = dict(deployment.plans(addresses))
+        except DeploymentError as error:
+            log.error("%s; what runs goes on", error)
+            plans = self._plans
         leaves = self.clock() + UNROUTED_S
         for replica_id, plan in self._plans.items():
             if replica_id not in plans or plans[replica_id].digest != plan.digest:
                 self._going[replica_id] = (plan, leaves)
-        for lease_id in self._deployment.lease_keys.keys() - deployment.lease_keys.keys():
-            key = self._deployment.lease_keys[lease_id]
-            self._leaving[lease_id] = (key, leaves + DRAIN_S)
-        self._deployment, self._plans = deployment, plans
+        self._deployment, self._plans, self._addresses = deployment, plans, addresses
 
     def _ask_health(self) -> None:
         """In threads of their own: a hung engine must not hold up renewals."""
@@ -178,6 +207,7 @@ class Daemon:
                 if asking.result():
                     self._healthy[replica_id] = running.generation
                     log.info("replica %s answers", replica_id)
+                    self.admission.answered(running)
 
     def _say_if_slow(self, key: tuple[str, int], plan: ReplicaPlan) -> None:
         """Once for each of a replica's starts."""
@@ -210,6 +240,7 @@ class Daemon:
                     phase=replica.phase,
                     urls=self._plans[replica.id].api_urls,
                     weight=max(1e-6, replica.share),
+                    domain=replica.domain,
                 )
                 for replica in self._deployment.replicas
                 if replica.id not in self._going
@@ -241,6 +272,7 @@ class Daemon:
     def _write_address(self, keys: KeyPair) -> None:
         content = {
             "address": self.controller.address,
+            "enrol": self.controller.enrol_address,
             "public_key": keys.public,
             "pid": os.getpid(),
         }
@@ -251,7 +283,7 @@ def _controller(keys: KeyPair, lease_s: float, address: str, remembered: Path) -
     """At the address asked for; at the last one where any port will do, for agents know that."""
     if address == ADDRESS and remembered.exists():
         with contextlib.suppress(zmq.ZMQError):
-            return Controller(keys, lease_s, remembered.read_text().strip())
+            return Controller(keys, lease_s, remembered.read_text().strip(), enrol=ADDRESS)
     found = Controller(keys, lease_s, address)
     remembered.write_text(found.address)
     return found

@@ -60,7 +60,7 @@ class NodeSpec(_Model):
     """One node of a stage, and where it runs."""
 
     lease_id: str
-    address: str
+    address: str = ""  # '': where the node enrolled from
     first_port: Annotated[int, Field(gt=0, lt=65536)]
     node_class: str
     tensor_parallel_size: int
@@ -85,6 +85,7 @@ class ReplicaSpec(_Model):
     model: str  # the name that requests give
     phase: Phase
     stages: tuple[StageSpec, ...]
+    domain: str = ""  # where its nodes are
     # The router's weight, of its model's requests: aggregated and decode replicas together make 1,
     # prefill ones what decode ones do.
     share: float = 1.0
@@ -95,6 +96,19 @@ class ReplicaSpec(_Model):
     @property
     def lease_ids(self) -> frozenset[str]:
         return frozenset(node.lease_id for stage in self.stages for node in stage.nodes)
+
+    def at(self, addresses: Mapping[str, str]) -> ReplicaSpec | None:
+        """The same with the addresses of nodes that enrolled; None where one did not yet."""
+        stages = []
+        for stage in self.stages:
+            nodes = []
+            for node in stage.nodes:
+                address = node.address or addresses.get(node.lease_id)
+                if not address:
+                    return None
+                nodes.append(node.model_copy(update={"address": address}))
+            stages.append(stage.model_copy(update={"nodes": tuple(nodes)}))
+        return self.model_copy(update={"stages": tuple(stages)})
 
     def _longest(self, engine: EngineSpec) -> int:
         """Tokens of a request: vLLM does not start where its KV can't hold one of that length.
@@ -142,10 +156,25 @@ class Deployment(_Model):
 
     engines: dict[str, EngineSpec] = Field(default_factory=dict)  # by model
     lease_keys: dict[str, str] = Field(default_factory=dict)  # public keys by lease id
+    enrolling: tuple[str, ...] = ()  # leases whose nodes make their keys themselves
     replicas: tuple[ReplicaSpec, ...] = ()
 
-    def plans(self) -> Mapping[str, ReplicaPlan]:
-        """Processes of every replica by its id.
+    @property
+    def lease_ids(self) -> frozenset[str]:
+        return frozenset((*self.lease_keys, *self.enrolling))
+
+    def without(self, lease_id: str) -> Deployment:
+        """The same without a lease and the replicas on it."""
+        return self.model_copy(
+            update={
+                "lease_keys": {k: v for k, v in self.lease_keys.items() if k != lease_id},
+                "enrolling": tuple(name for name in self.enrolling if name != lease_id),
+                "replicas": tuple(r for r in self.replicas if lease_id not in r.lease_ids),
+            }
+        )
+
+    def plans(self, addresses: Mapping[str, str] | None = None) -> Mapping[str, ReplicaPlan]:
+        """Processes of every replica by its id, as far as its nodes' addresses are known.
 
         Raises DeploymentError: a replica that its engine can't run, or without one.
         """
@@ -155,8 +184,11 @@ class Deployment(_Model):
                 raise DeploymentError(
                     f"replica {replica.id}: the deployment has no engine for {replica.model!r}"
                 )
+            placed = replica.at(addresses or {})
+            if placed is None:
+                continue
             try:
-                found[replica.id] = replica.plan(self.engines[replica.model])
+                found[replica.id] = placed.plan(self.engines[replica.model])
             except (StagePlanError, IndexError) as error:
                 raise DeploymentError(f"replica {replica.id} can't be run: {error}") from error
         return found
@@ -178,3 +210,10 @@ def read_deployment(path: Path) -> Deployment:
 def write_deployment(path: Path, deployment: Deployment) -> None:
     """Whole or not at all."""
     write_model(path, deployment)
+
+
+def withdraw(path: Path, lease_id: str) -> None:
+    """Take a lease out of the deployment, with the replicas on it."""
+    known = read_deployment(path)
+    if lease_id in known.lease_ids:
+        write_deployment(path, known.without(lease_id))

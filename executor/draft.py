@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from executor.fleet import Fleet, Launched
+from executor.fleet import ONCE, Fleet, Launched
 from executor.lease_store import SqliteLeaseStore
 from planner.catch_up import Instance, InstanceState
 from planner.leases import Lease
@@ -47,29 +47,33 @@ class DraftStore:
 
 @dataclass
 class DraftFleet:
-    """Lists what a fleet has; `calls` says what it would have been asked."""
+    """Lists what a fleet has; `asked` says what it would have been asked."""
 
     inner: Fleet
-    calls: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
     ended: set[str] = field(default_factory=set)
 
     @property
     def kind(self) -> str:
         return self.inner.kind
 
+    @property
+    def at_once(self) -> int:
+        return 1
+
+    @property
+    def drain_s(self) -> float:
+        return 0.0
+
     def launch(self, lease: Lease, now: datetime) -> Launched:
         """Note it; it always succeeds."""
-        zone = f", zone {lease.zone}" if lease.zone else ""
-        self.calls.append(
-            f"launch {lease.instance_type} in {lease.domain}{zone} ({lease.market}, "
-            f"${lease.price_usd_per_hour:.4f}/h)"
-        )
+        self.asked += [call for call in self.calls(lease) if not self._is_known(call)]
         return Launched(f"draft-{lease.id}")
 
     def terminate(self, instance_id: str) -> None:
         """Note it, once."""
         if instance_id not in self.ended:
-            self.calls.append(f"terminate {instance_id}")
+            self.asked.append(f"terminate {instance_id}")
         self.ended.add(instance_id)
 
     def instances(self, now: datetime) -> list[Instance]:
@@ -82,3 +86,11 @@ class DraftFleet:
     def elsewhere(self, lease: Lease) -> str | None:
         """None: a draft's launches succeed."""
         return None
+
+    def calls(self, lease: Lease) -> list[str]:
+        """Those of the fleet."""
+        return self.inner.calls(lease)
+
+    def _is_known(self, call: str) -> bool:
+        """Whether it is made once, and is noted already."""
+        return call.endswith(ONCE) and call in self.asked

@@ -10,6 +10,8 @@ from planner.catch_up import Instance
 from planner.errors import CoralError, InputError
 from planner.leases import Lease
 
+ONCE = "unless it is there"  # ends what a fleet asks at most once
+
 
 class NoCapacityError(CoralError):
     """There is no such node now, and none was made; try the next offer."""
@@ -39,6 +41,16 @@ class Fleet(Protocol):
         """Of its leases."""
         ...
 
+    @property
+    def at_once(self) -> int:
+        """Launches that may be asked for side by side."""
+        ...
+
+    @property
+    def drain_s(self) -> float:
+        """Seconds that a node which serves goes on before it may be ended; 0: ending it drains."""
+        ...
+
     def launch(self, lease: Lease, now: datetime) -> Launched:
         """Make the lease's instance; the same token again gives the same one.
 
@@ -63,3 +75,16 @@ class Fleet(Protocol):
     def elsewhere(self, lease: Lease) -> str | None:
         """The next zone to ask for the same offer, after one had no capacity."""
         ...
+
+    def calls(self, lease: Lease) -> list[str]:
+        """What a launch would ask of the cloud, in words; nothing is asked."""
+        ...
+
+
+def launch_in_words(lease: Lease) -> str:
+    """Of a fleet that is no cloud."""
+    zone = f", zone {lease.zone}" if lease.zone else ""
+    return (
+        f"launch {lease.instance_type} in {lease.domain}{zone} ({lease.market}, "
+        f"${lease.price_usd_per_hour:.4f}/h)"
+    )

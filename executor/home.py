@@ -36,6 +36,14 @@ class HomeFiles:
         return self.home / "notices.json"
 
     @property
+    def nodes(self) -> Path:
+        return self.home / "nodes.json"
+
+    @property
+    def aws(self) -> Path:
+        return self.home / "aws.json"
+
+    @property
     def controller(self) -> Path:
         return self.home / "controller.json"
 

@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from executor.nodes_file import StartUp
 from planner.errors import InputError
 from planner.leases import Lease, LeaseState
 from planner.replicas import Replica
@@ -44,6 +45,9 @@ CREATE TABLE IF NOT EXISTS lease_event (
 CREATE TABLE IF NOT EXISTS replica (
     id TEXT PRIMARY KEY, scenario TEXT NOT NULL, template_id TEXT NOT NULL, domain TEXT NOT NULL,
     started_at TEXT NOT NULL, ended_at TEXT);
+CREATE TABLE IF NOT EXISTS start_up (
+    lease_id TEXT PRIMARY KEY, at TEXT NOT NULL, domain TEXT NOT NULL, instance_type TEXT NOT NULL,
+    boot_s REAL NOT NULL, install_s REAL NOT NULL, weights_s REAL NOT NULL, engine_s REAL NOT NULL);
 """
 
 
@@ -105,6 +109,27 @@ class SqliteLeaseStore:
                     (r.id, r.scenario, r.template_id, r.domain, r.started_at.isoformat(),
                      _text(r.ended_at))
                     for r in replicas
+                ],
+            )  # fmt: skip
+
+    def start_ups(self) -> list[StartUp]:
+        """Of nodes that came up whole, oldest first."""
+        with self._connect() as connection:
+            rows = connection.execute(
+                "SELECT lease_id, at, domain, instance_type, boot_s, install_s, weights_s, "
+                "engine_s FROM start_up ORDER BY at, lease_id"
+            ).fetchall()
+        return [StartUp(row[0], datetime.fromisoformat(row[1]), *row[2:]) for row in rows]
+
+    def save_start_ups(self, found: Sequence[StartUp]) -> None:
+        """Keep them, each once."""
+        with self._connect() as connection:
+            connection.executemany(
+                "INSERT OR IGNORE INTO start_up VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                [
+                    (x.lease_id, x.at.isoformat(), x.domain, x.instance_type,
+                     x.boot_s, x.install_s, x.weights_s, x.engine_s)
+                    for x in found
                 ],
             )  # fmt: skip
 

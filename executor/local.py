@@ -24,8 +24,8 @@ import psutil
 
 from executor.control import guard
 from executor.control.controller import DRAIN_S
-from executor.deployment import Deployment, read_deployment, write_deployment
-from executor.fleet import Launched, NoCapacityError
+from executor.deployment import Deployment, withdraw, write_deployment
+from executor.fleet import Launched, NoCapacityError, launch_in_words
 from executor.home import HomeFiles
 from executor.stage_plan import PORTS_PER_GROUP
 from planner.catch_up import Instance, InstanceState
@@ -68,6 +68,8 @@ class LocalFleet:
     home: Path
     nodes: Mapping[str, tuple[Cores, ...]] = field(default_factory=dict)
     kind: str = "local"
+    at_once: int = 1
+    drain_s: float = 0.0
     drains: bool = True  # what is terminated finishes what it serves
 
     @property
@@ -94,7 +96,7 @@ class LocalFleet:
         found = _process(instance_id)
         if found is None:
             return
-        self._withdraw(instance_id.split("-", 3)[3])
+        withdraw(self.files.deployment, instance_id.split("-", 3)[3])
         if self.drains and self.controller() is not None and _leaves(found):
             return
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -122,6 +124,10 @@ class LocalFleet:
     def elsewhere(self, lease: Lease) -> str | None:
         """None: there is one machine."""
         return None
+
+    def calls(self, lease: Lease) -> list[str]:
+        """One."""
+        return [launch_in_words(lease)]
 
     def clear(self) -> None:
         """Deploy nothing: every agent drains and leaves."""
@@ -210,16 +216,6 @@ class LocalFleet:
             content["slot"] = asdict(slot)
         self._file(lease_id).write_text(json.dumps(content))
         return process
-
-    def _withdraw(self, lease_id: str) -> None:
-        """Out of the deployment, with the replicas on it."""
-        known = read_deployment(self.files.deployment)
-        if lease_id not in known.lease_keys:
-            return
-        keys = {name: key for name, key in known.lease_keys.items() if name != lease_id}
-        left = tuple(r for r in known.replicas if lease_id not in r.lease_ids)
-        changes = {"lease_keys": keys, "replicas": left}
-        write_deployment(self.files.deployment, known.model_copy(update=changes))
 
     def _lease_ids(self) -> list[str]:
         return [file.parent.name for file in (self.home / "agents").glob("*/agent.json")]

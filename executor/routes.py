@@ -29,6 +29,7 @@ class Route(BaseModel):
     phase: Phase
     urls: tuple[str, ...]  # one per engine of the replica
     weight: float = Field(default=1.0, gt=0.0)
+    domain: str = ""  # KV moves inside one alone
 
 
 class Routes(BaseModel):

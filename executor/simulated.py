@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from executor.fleet import Launched, NoCapacityError
+from executor.fleet import Launched, NoCapacityError, launch_in_words
 from planner.catch_up import Instance, InstanceState
 from planner.leases import Lease
 from planner.types import Market
@@ -41,6 +41,8 @@ class SimulatedFleet:
     preemptions_per_hour: float = 0.0  # of a spot node
     path: Path | None = None
     kind: str = "simulated"
+    at_once: int = 1
+    drain_s: float = 0.0
     _memory: sqlite3.Connection = field(
         default_factory=lambda: sqlite3.connect(":memory:", check_same_thread=False), compare=False
     )
@@ -91,6 +93,10 @@ class SimulatedFleet:
     def elsewhere(self, lease: Lease) -> str | None:
         """None: zones are not simulated."""
         return None
+
+    def calls(self, lease: Lease) -> list[str]:
+        """One."""
+        return [launch_in_words(lease)]
 
     def _preempted_at(self, lease: Lease, now: datetime) -> str | None:
         if lease.market is not Market.SPOT or not self.preemptions_per_hour:

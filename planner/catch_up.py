@@ -15,6 +15,7 @@ from planner.leases import Lease, LeaseState
 
 NODE_GONE = "its node is gone"
 NODE_GOING = "its node is going"
+AGENT_LOST = "its agent is silent"
 NOTICED = "its cloud takes it"  # and when, as a spot notice says
 
 
@@ -40,6 +41,9 @@ class Instance:
     lease_id: str  # by its tag
     state: InstanceState
     launched_at: datetime  # by the cloud's clock
+    addresses: tuple[str, ...] = ()  # its own network's first
+    ready_at: datetime | None = None  # since when its agent is there; None: that is not known
+    silent_s: float = 0.0  # of its agent, while the controller listened
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,8 @@ class Patience:
     visible_s: float = 60.0  # of an instance that was asked for
     launch_s: float = 1800.0  # of one that is pending
     grace_s: float = 60.0  # of one without a lease
+    ready_s: float = 3600.0  # of one that runs and whose agent never came
+    silent_s: float = 180.0  # of an agent that was there: its node is lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +137,28 @@ def _own(lease: Lease, own: Instance | None, now: datetime, patience: Patience) 
         if lease.drain_until is not None and now < lease.drain_until:
             return []
         return [Record(lease.to(LeaseState.TERMINATING, lease.reason))]
+    return _coming_up(lease, own, now, patience)
+
+
+def _coming_up(lease: Lease, own: Instance, now: datetime, patience: Patience) -> list[Step]:
+    """A node that is held and lives."""
+    waited = now - (lease.requested_at or lease.created_at)
+    ready_at = own.ready_at or lease.ready_at
     if own.state is InstanceState.PENDING:
-        late = now - (lease.requested_at or lease.created_at) > _seconds(patience.launch_s)
+        late = waited > _seconds(patience.launch_s)
         return [Record(lease.to(LeaseState.TERMINATING, "it did not come up"))] if late else []
-    if lease.state is not LeaseState.READY and lease.ready_at and lease.ready_at <= now:
-        return [Record(lease.to(LeaseState.READY))]
+    if own.silent_s > patience.silent_s and lease.state in {LeaseState.RUNNING, LeaseState.READY}:
+        return [Record(lease.to(LeaseState.TERMINATING, f"{AGENT_LOST} for {own.silent_s:.0f} s"))]
+    if lease.state is not LeaseState.READY and ready_at and ready_at <= now:
+        return [Record(lease.to(LeaseState.READY, ready_at=ready_at))]
     if lease.state is LeaseState.LAUNCHING:
         return [Record(lease.to(LeaseState.RUNNING))]
+    if (
+        ready_at is None
+        and lease.state is LeaseState.RUNNING
+        and waited > _seconds(patience.ready_s)
+    ):
+        return [Record(lease.to(LeaseState.TERMINATING, "its agent did not come"))]
     return []
 
 

@@ -137,6 +137,10 @@ class Actions:
     def nothing(self) -> bool:
         return not self.launch and not self.terminate
 
+    def and_end(self, leases: Sequence[Lease]) -> Actions:
+        """The same, and these leave too."""
+        return replace(self, terminate=(*self.terminate, *leases))
+
 
 def held_nodes(leases: Sequence[Lease]) -> Counter[LeaseKey]:
     """Nodes that run, or are about to, by offer."""

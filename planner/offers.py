@@ -12,7 +12,7 @@ from planner.known import Known, MarketRow
 from planner.scenario import STOCK_LEVELS, ScenarioSpec, StockSpec
 from planner.types import Market, Offer
 
-Kind = tuple[str, str, Market]  # domain, instance type, market
+OfferKey = tuple[str, str, Market]  # domain, instance type, market
 
 
 def offers_to_rent(spec: ScenarioSpec, known: Known, evidence: Evidence) -> tuple[Offer, ...]:
@@ -62,9 +62,24 @@ def offers_to_rent(spec: ScenarioSpec, known: Known, evidence: Evidence) -> tupl
     return tuple(offers)
 
 
-def _rows(spec: ScenarioSpec, known: Known) -> dict[Kind, list[MarketRow]]:
+def zones_by_price(spec: ScenarioSpec, known: Known) -> dict[OfferKey, tuple[str, ...]]:
+    """Zones of every offer, the cheapest first; those where launches failed lately last."""
+    found = {}
+    for key, rows in _rows(spec, known).items():
+
+        def rank(row: MarketRow, at: OfferKey = key) -> tuple[bool, float, str]:
+            avoided = known.evidence.avoids((at[0], row.zone, at[1], at[2]))
+            return avoided, row.price_usd_per_hour, row.zone or ""
+
+        zones = [row.zone for row in sorted(rows, key=rank) if row.zone is not None]
+        if zones:
+            found[key] = tuple(dict.fromkeys(zones))
+    return found
+
+
+def _rows(spec: ScenarioSpec, known: Known) -> dict[OfferKey, list[MarketRow]]:
     """Prices that the scenario may use, of all zones."""
-    rows: dict[Kind, list[MarketRow]] = {}
+    rows: dict[OfferKey, list[MarketRow]] = {}
     for row in known.prices:
         if not (math.isfinite(row.price_usd_per_hour) and row.price_usd_per_hour > 0):
             raise MarketError(

@@ -11,11 +11,19 @@ from dataclasses import dataclass, replace
 
 from planner.allocation.options import AllocationOptions, ServiceRules
 from planner.allocation.problem import AllocationSettings
+from planner.cloud_site import region_of
 from planner.demand import DemandForecast, DemandHistory, forecast_demand
 from planner.engine import Engine
 from planner.errors import MarketError, ScenarioError, UnknownNameError
 from planner.known import Known
-from planner.offers import avoided_places_of, live_quotas, offers_to_rent, unpriced_classes
+from planner.offers import (
+    OfferKey,
+    avoided_places_of,
+    live_quotas,
+    offers_to_rent,
+    unpriced_classes,
+    zones_by_price,
+)
 from planner.placement.settings import PlacementSettings
 from planner.scenario import DemandSpec, ScenarioSpec, WorkloadSpec
 from planner.site import check_engines, with_site
@@ -46,6 +54,7 @@ class Scenario:
     forecasts: Mapping[str, DemandForecast]  # by workload, before scales
     unpriced: tuple[str, ...]  # 'H100 x8 in aws:eu-west-1': rented elsewhere by the same cloud
     avoided: str  # places where launches failed lately, in words
+    zones: Mapping[OfferKey, tuple[str, ...]]  # of each offer, the cheapest first
     engine: Engine = Engine.ANY
 
 
@@ -63,11 +72,14 @@ def resolve_scenario(spec: ScenarioSpec, known: Known) -> Scenario:
     for domain in spec.domains:
         if domain not in known_domains:
             raise UnknownNameError("domain", domain, known_domains, where)
+    if spec.fleet.is_aws:
+        for domain in spec.domains:
+            region_of(domain, where)
     nodes = tuple(_node_class(name, spec, known, where) for name in spec.node_classes)
     resolved = [_workload(item, spec, known, where) for item in spec.workloads]
     workloads = tuple(workload for workload, _ in resolved)
     _refuse_repeats("workload name", [w.name for w in workloads], where)
-    if spec.fleet.is_local:
+    if spec.fleet.kind != "simulated":
         check_engines(spec.fleet, workloads, where)
     rented = offers_to_rent(spec, known, known.evidence)
     if not rented and known.evidence.avoided:  # to try again is better than to have nothing
@@ -100,6 +112,7 @@ def resolve_scenario(spec: ScenarioSpec, known: Known) -> Scenario:
         stock_note=_stock_note(spec, known),
         unpriced=unpriced_classes(spec, known),
         avoided=avoided_places_of(spec, known),
+        zones=zones_by_price(spec, known),
         forecasts={workload.name: found for workload, found in resolved if found is not None},
         engine=spec.engine,
     )

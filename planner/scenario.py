@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from planner.allocation.options import AllocationOptions, AllocationSettings, Quota
+from planner.cloud_site import AwsSite
 from planner.engine import Engine
 from planner.market import MarketSpec
 from planner.placement.settings import PlacementSettings
@@ -192,9 +193,11 @@ class AllocationSpec(Strict):
 
 
 class FleetSpec(LocalSite):
-    """The fleet that a plan is applied to: a simulated one, or processes on this machine."""
+    """The fleet that a plan is applied to: simulated, processes on this machine, or EC2."""
 
-    kind: Literal["simulated", "local"] = "simulated"
+    kind: Literal["simulated", "local", "aws"] = "simulated"
+    aws: AwsSite = AwsSite()
+    start_up: Literal["measured", "given"] = "measured"  # minutes of a plan, once nodes came up
     startup_minutes: PositiveFloat = 10.0  # simulated, as the next three
     failure_rate: float = Field(default=0.0, ge=0.0, le=1.0)
     preemptions_per_hour: NonNegativeFloat = 0.0  # of a spot node
@@ -208,12 +211,27 @@ class FleetSpec(LocalSite):
     def is_local(self) -> bool:
         return self.kind == "local"
 
+    @property
+    def is_aws(self) -> bool:
+        return self.kind == "aws"
+
     @model_validator(mode="after")
-    def _nodes_of_a_local_one(self) -> FleetSpec:
+    def _what_its_kind_has(self) -> FleetSpec:
         if self.is_local and not (self.nodes and self.engines):
             raise ValueError("a local fleet says its nodes and engines")
-        if not self.is_local and (self.nodes or self.engines):
-            raise ValueError("nodes and engines go with kind: local")
+        if self.is_aws and not self.engines:
+            raise ValueError("an aws fleet says its engines")
+        given = {"python", "random"}
+        if self.is_aws and any(given & one.model_fields_set for one in self.engines.values()):
+            raise ValueError("python and random of an engine go with kind: local")
+        if self.is_aws and self.max_usd_per_hour is None:
+            raise ValueError("an aws fleet says max_usd_per_hour: what it may cost at most")
+        if not self.is_local and self.nodes:
+            raise ValueError("nodes go with kind: local")
+        if self.kind == "simulated" and self.engines:
+            raise ValueError("engines go with kind: local or aws")
+        if not self.is_aws and self.aws != AwsSite():
+            raise ValueError("aws goes with kind: aws")
         return self
 
 
@@ -247,8 +265,9 @@ class ScenarioSpec(Strict):
     def _what_a_local_fleet_can_run(self) -> ScenarioSpec:
         if self.fleet.is_local and self.domains != (self.fleet.domain,):
             raise ValueError(f"a local fleet has one domain: domains: [{self.fleet.domain!r}]")
-        if self.fleet.is_local and self.engine is not Engine.VLLM:
-            raise ValueError("a local fleet runs stock vLLM; plan with engine: vllm")
+        if self.fleet.kind != "simulated" and self.engine is not Engine.VLLM:
+            a = "a local" if self.fleet.is_local else "an aws"
+            raise ValueError(f"{a} fleet runs stock vLLM; plan with engine: vllm")
         return self
 
     @property

@@ -1,11 +1,13 @@
-"""From a plan and its leases to the deployment that a local fleet's controller brings up."""
+"""From a plan and its leases to the deployment that the controller brings up."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from executor.aws.regions import FIRST_PORT
 from executor.deployment import (
     Deployment,
     EngineSpec,
@@ -15,13 +17,15 @@ from executor.deployment import (
     read_deployment,
     write_deployment,
 )
-from executor.local import ADDRESS, LocalFleet, Slot
+from executor.home import HomeFiles
+from executor.local import ADDRESS, LocalFleet
 from planner.engine import engine_limits
 from planner.leases import Lease
 from planner.placement.profile import NodeOption, PhaseProblem
 from planner.replicas import Replica, ReplicaKey
 from planner.scenario import ScenarioSpec
 from planner.types import Phase, Stage, StageNode, Template, Workload
+from tasks.aws_site import aws_engines
 from tasks.inputs import Inputs
 from tasks.local_site import engine_specs
 
@@ -37,44 +41,77 @@ class Wanted:
     load_rps: Mapping[ReplicaKey, float]  # of all replicas of a template in a domain
 
 
-def deploy(fleet: LocalFleet, spec: ScenarioSpec, wanted: Wanted, others: Sequence[Lease]) -> None:
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a lease's processes run."""
+
+    first_port: int
+    address: str = ""  # '': where the node enrolled from
+    cores: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What a kind of fleet gives a deployment: places, keys, engines."""
+
+    places: Mapping[str, Place]  # by lease id
+    engines: Mapping[str, EngineSpec]
+    keys: Mapping[str, str]
+    enrolling: tuple[str, ...] = ()
+
+
+def local_ground(fleet: LocalFleet, spec: ScenarioSpec, leases: Sequence[Lease]) -> Ground:
+    """Agents of this machine, with the keys that were made for them."""
+    slots = {lease.id: slot for lease in leases if (slot := fleet.slot(lease.id))}
+    return Ground(
+        {name: Place(slot.first_port, ADDRESS, slot.cores) for name, slot in slots.items()},
+        engine_specs(fleet.home, spec.fleet),
+        {lease.id: fleet.public_key(lease.id) for lease in leases},
+    )
+
+
+def aws_ground(spec: ScenarioSpec, leases: Sequence[Lease]) -> Ground:
+    """Nodes that enrol when they have come up; their replicas start then by themselves."""
+    names = tuple(lease.id for lease in leases)
+    places = {name: Place(FIRST_PORT) for name in names}  # a node has its machine to itself
+    return Ground(places, aws_engines(spec), {}, enrolling=names)
+
+
+def deploy(home: Path, wanted: Wanted, ground: Ground, others: Sequence[Lease]) -> None:
     """Write the deployment; what runs on other scenarios' leases stays in it."""
-    path = fleet.files.deployment
+    path = HomeFiles(home).deployment
     foreign = {lease.id for lease in others}
     known = read_deployment(path) if foreign else Deployment()
-    slots = {lease.id: slot for lease in wanted.leases if (slot := fleet.slot(lease.id))}
-    made = replica_specs(wanted, slots)
-    keys = {lease.id: fleet.public_key(lease.id) for lease in wanted.leases}
+    made = replica_specs(wanted, ground.places)
     kept = [replica for replica in known.replicas if replica.lease_ids <= foreign]
-    engines: dict[str, EngineSpec] = {**known.engines, **engine_specs(fleet.home, spec.fleet)}
+    keys = {name: key for name, key in known.lease_keys.items() if name in foreign}
+    enrolling = [name for name in known.enrolling if name in foreign]
     write_deployment(
         path,
         Deployment(
-            engines=engines,
-            lease_keys={
-                **{name: key for name, key in known.lease_keys.items() if name in foreign},
-                **keys,
-            },
+            engines={**known.engines, **ground.engines},
+            lease_keys={**keys, **ground.keys},
+            enrolling=(*enrolling, *ground.enrolling),
             replicas=(*kept, *made),
         ),
     )
 
 
-def replica_specs(wanted: Wanted, slots: Mapping[str, Slot]) -> list[ReplicaSpec]:
+def replica_specs(wanted: Wanted, places: Mapping[str, Place]) -> list[ReplicaSpec]:
     """Replicas that have all their nodes, each with its stages, limits and share of requests."""
     workloads = {workload.name: workload for workload in wanted.inputs.scenario.workloads}
     problems = {(p.workload.name, p.problem.phase): p.problem for p in wanted.inputs.phases}
     shares = _shares(wanted, workloads)
     nodes: dict[str, list[Lease]] = defaultdict(list)
     for lease in sorted(wanted.leases, key=lambda lease: (lease.created_at, lease.id)):
-        if lease.replica is not None and lease.id in slots:
+        if lease.replica is not None and lease.id in places:
             nodes[lease.replica].append(lease)
     found = []
     for replica in wanted.replicas:
         template = wanted.templates[replica.template_id]
         workload = workloads[template.workload]
         problem = problems[workload.name, template.phase]
-        stages = _stages(template, problem, nodes[replica.id], slots)
+        stages = _stages(template, problem, nodes[replica.id], places)
         if stages is None:  # a launch failed: it has not all its nodes
             continue
         limits = engine_limits(template.phase, template.placement, workload.lengths)
@@ -84,6 +121,7 @@ def replica_specs(wanted: Wanted, slots: Mapping[str, Slot]) -> list[ReplicaSpec
                 model=workload.model.name,
                 phase=template.phase,
                 stages=stages,
+                domain=replica.domain,
                 share=shares[replica.id],
                 max_num_seqs=limits.max_num_seqs,
                 max_num_batched_tokens=limits.max_num_batched_tokens,
@@ -97,7 +135,7 @@ def _stages(
     template: Template,
     problem: PhaseProblem,
     leases: Sequence[Lease],
-    slots: Mapping[str, Slot],
+    places: Mapping[str, Place],
 ) -> tuple[StageSpec, ...] | None:
     """Leases by class, the oldest to the first stage of theirs; None where one is missing."""
     free = {name: [x for x in leases if x.node_class == name] for name, _ in template.combination}
@@ -110,7 +148,7 @@ def _stages(
                 return None
             lease = free[node.node_class].pop(0)
             room = _kv_bytes(problem, stage, node, first=number == 0, last=number == last)
-            nodes.append(_node(lease.id, node, slots[lease.id], room))
+            nodes.append(_node(lease.id, node, places[lease.id], room))
         made.append(
             StageSpec(first_layer=stage.first_layer, layers=stage.layers, nodes=tuple(nodes))
         )
@@ -141,16 +179,16 @@ def _option(problem: PhaseProblem, node: StageNode) -> NodeOption:
     return next(option for option in options if option.tp == node.tensor_parallel_size)
 
 
-def _node(lease_id: str, node: StageNode, slot: Slot, kv_cache_bytes: int) -> NodeSpec:
+def _node(lease_id: str, node: StageNode, place: Place, kv_cache_bytes: int) -> NodeSpec:
     return NodeSpec(
         lease_id=lease_id,
-        address=ADDRESS,
-        first_port=slot.first_port,
+        address=place.address,
+        first_port=place.first_port,
         node_class=node.node_class,
         tensor_parallel_size=node.tensor_parallel_size,
         data_parallel_size=node.data_parallel_size,
         batch=node.batch,
-        cores=slot.cores,
+        cores=place.cores,
         kv_cache_bytes=kv_cache_bytes,
     )
 

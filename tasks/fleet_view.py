@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from executor.apply import end_all, end_leases, settle
-from executor.fleet import Fleet
+from executor.aws.home import fleet_of_home
+from executor.deployment import withdraw
+from executor.fleet import Fleet, TransientError
+from executor.home import HomeFiles
 from executor.lease_store import SqliteLeaseStore
 from executor.local import LocalFleet
+from executor.nodes_file import StartUp
 from executor.simulated import FILE as SIMULATED
 from executor.simulated import SimulatedFleet
 from planner.errors import CoralError, InputError
@@ -19,6 +24,7 @@ from planner.leases import Lease, LeaseState
 from tasks.home import open_catalog
 from tasks.operating import fleet_lock, lease_store
 from tasks.progress import report
+from tasks.start_ups import PARTS, median_parts
 
 END_S = 300.0
 COMING_UP = {LeaseState.LAUNCHING, LeaseState.RUNNING}
@@ -74,7 +80,19 @@ def show_lease(
     return {**facts, "token": lease.token}, ["at", "state", "reason"], [*store.events(lease.id)]
 
 
-def end_one(home: str | None, name: str, *, drain: bool) -> Lease:
+def list_start_ups(home: str | None) -> tuple[list[str], list[tuple[object, ...]]]:
+    """Seconds that start-ups took, part by part: medians by instance type."""
+    kinds: dict[str, list[StartUp]] = {}
+    for found in lease_store(open_catalog(home)).start_ups():
+        kinds.setdefault(found.instance_type, []).append(found)
+    columns = ["instance type", "nodes", *(f"{part} s" for part in PARTS), "all s"]
+    rows = [(kind, len(mine), *median_parts(mine)) for kind, mine in sorted(kinds.items())]
+    return columns, [*rows]
+
+
+def end_one(
+    home: str | None, name: str, *, drain: bool, sleep: Callable[[float], None] = time.sleep
+) -> Lease:
     """Drain or terminate one node; the lease as it is then.
 
     Raises UnknownLeaseError; FleetBusyError: a round is at work.
@@ -89,6 +107,8 @@ def end_one(home: str | None, name: str, *, drain: bool) -> Lease:
         if drain and lease.state is LeaseState.READY:
             lease = lease.to(LeaseState.DRAINING, "coral fleet drain")
             store.save(lease, now)
+            withdraw(HomeFiles(catalog.home).deployment, lease.id)  # requests go elsewhere
+            sleep(fleet.drain_s)
         if not drain and isinstance(fleet, LocalFleet):
             fleet = replace(fleet, drains=False)
         reason = f"coral fleet {'drain' if drain else 'terminate'}"
@@ -106,12 +126,9 @@ def sweep(home: str | None) -> list[str]:
     with fleet_lock(catalog):
         store = lease_store(catalog)
         before = {lease.id: lease.state for lease in store.all()}
-        ended: list[str] = []
+        ended: dict[str, None] = {}  # each once, in order
         for fleet in fleets_of(catalog.home):
-            seen = {one.id for one in fleet.instances(now) if one.state.lives}
-            settle(store, fleet, now)
-            left = {one.id for one in fleet.instances(now) if one.state.lives}
-            ended += sorted(seen - left)
+            settle(store, fleet, now, told=lambda name: ended.update({name: None}))
         changed = [
             f"lease {lease.id[:8]}: {before[lease.id]} -> {lease.state} {lease.reason}".rstrip()
             for lease in store.all()
@@ -152,10 +169,10 @@ def end_fleet(home: str | None, scenario: str | None = None, patience_s: float =
             if not lease.state.is_over and scenario in {None, lease.scenario}
         ]
         fleets = fleets_of(catalog.home)
+        LocalFleet(catalog.home).clear()
         for fleet in fleets:
-            if isinstance(fleet, LocalFleet):
-                fleet.clear()
-            end_all(store, fleet, [x for x in mine if x.fleet == fleet.kind], now)
+            with contextlib.suppress(TransientError):  # it is asked again while waiting
+                end_all(store, fleet, [x for x in mine if x.fleet == fleet.kind], now)
         _wait_ended(store, fleets, {lease.id for lease in mine}, patience_s)
     return len(mine)
 
@@ -183,9 +200,11 @@ def _wait_ended(
         for kind in {lease.fleet for lease in left}:
             for fleet in fleets:
                 if fleet.kind == kind:
-                    settle(store, fleet, datetime.now(UTC))
+                    with contextlib.suppress(TransientError):
+                        settle(store, fleet, datetime.now(UTC))
 
 
 def fleets_of(home: Path) -> list[Fleet]:
     """Every kind that may have nodes of this home, to see and to end them."""
-    return [SimulatedFleet(path=home / SIMULATED), LocalFleet(home)]
+    on_aws = fleet_of_home(HomeFiles(home))
+    return [SimulatedFleet(path=home / SIMULATED), LocalFleet(home), *([on_aws] if on_aws else [])]

@@ -28,6 +28,7 @@ from planner.resolve import Scenario, resolve_scenario
 from planner.scenario import ScenarioSpec
 from planner.types import Phase, Provenance, Workload
 from tasks.market.state import FeedInUse, MarketState, read_state
+from tasks.start_ups import with_measured_start_up
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ def load_inputs(catalog: Catalog, spec: ScenarioSpec, now: datetime | None = Non
     `now` is the time by which prices are stale and places are avoided (this moment).
     Raises an InputError that names what is unknown or missing.
     """
+    spec = with_measured_start_up(catalog.home, spec)
     with catalog.write() as connection:
         import_seed(connection)
     with catalog.read() as connection:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -16,25 +16,26 @@ from prefect.cache_policies import NO_CACHE
 from catalog import reads
 from catalog.store import Catalog
 from executor.apply import Applied, Caps, apply_actions, settle
-from executor.control.notices import SPOT
+from executor.aws.fleet import AwsFleet
+from executor.control.notices import REBALANCE, SPOT
 from executor.draft import DraftFleet, DraftStore
 from executor.fleet import Fleet
 from executor.home import HomeFiles
 from executor.lease_store import SqliteLeaseStore
 from executor.local import LocalFleet
-from executor.notices_file import read_notices
+from executor.notices_file import NodeNotice, read_notices
+from executor.routes import RoutesError, read_routes
 from executor.simulated import FILE as SIMULATED
 from executor.simulated import SimulatedFleet
 from planner.allocation.problem import AllocationInput, NodeKey, node_key
 from planner.catch_up import NOTICED
 from planner.errors import InputError, SolverStoppedError
-from planner.leases import NEXT, Lease, LeaseState, LeaseStore, held_nodes, reconcile
+from planner.leases import NEXT, Lease, LeaseKey, LeaseState, LeaseStore, held_nodes, reconcile
 from planner.replan import from_fleet, replan, without_more
 from planner.replicas import (
     Replica,
     ReplicaChanges,
     ReplicaKey,
-    assign,
     follow,
     scattered,
     standing,
@@ -42,11 +43,14 @@ from planner.replicas import (
 from planner.scenario import ScenarioSpec
 from planner.types import Market, Template
 from tasks.allocation import allocation_input, conclude, fingerprint, read_library
-from tasks.deploying import Wanted, deploy
+from tasks.aws_site import aws_fleet
+from tasks.deploying import Wanted, aws_ground, deploy, local_ground
 from tasks.inputs import Inputs
 from tasks.local_site import check_site, local_fleet
 from tasks.market.launches import remember_launches
 from tasks.report import Decision
+from tasks.start_ups import keep_start_ups
+from tasks.transition import Transition
 
 LOCK_PATIENCE_S = 5.0
 
@@ -71,6 +75,7 @@ class Round:
     cost_usd_per_hour: float  # of the nodes held after it, at today's prices
     nodes: int
     calls: tuple[str, ...] | None = None  # of a draft: what the fleet would be asked
+    waiting: int = 0  # replicas that leave once those that follow them serve
 
 
 def lease_store(catalog: Catalog) -> SqliteLeaseStore:
@@ -78,12 +83,21 @@ def lease_store(catalog: Catalog) -> SqliteLeaseStore:
     return SqliteLeaseStore(catalog.home / "leases.sqlite")
 
 
-def fleet_of(home: Path, spec: ScenarioSpec) -> SimulatedFleet | LocalFleet:
-    """The fleet that the scenario describes.
+def fleet_of(
+    home: Path,
+    spec: ScenarioSpec,
+    zones: Mapping[LeaseKey, Sequence[str]] | None = None,
+    *,
+    draft: bool = False,
+) -> SimulatedFleet | LocalFleet | AwsFleet:
+    """The fleet that the scenario describes; `zones` are those of its offers, best first.
 
-    Raises InputError: a local one can't run now (no controller, no vLLM, no model, no such cores).
+    Raises InputError: it can't run now (no controller, no vLLM, no model, no such cores, no way to
+    AWS).
     """
     fleet = spec.fleet
+    if fleet.is_aws:
+        return aws_fleet(home, spec, zones or {}, draft=draft)
     if fleet.is_local:
         check_site(home, spec)
         return local_fleet(home, fleet)
@@ -114,20 +128,24 @@ def operate_once(
     """
     with fleet_lock(catalog):
         store: SqliteLeaseStore | DraftStore = lease_store(catalog)
-        fleet: Fleet = fleet_of(catalog.home, spec)
+        fleet: Fleet = fleet_of(catalog.home, spec, inputs.scenario.zones, draft=draft)
         if draft:
             store, fleet = DraftStore(lease_store(catalog)), DraftFleet(fleet)
         name = inputs.scenario.name
         _refuse_other_fleets(store, fleet, name)
-        settle(store, fleet, now)
-        leases = _heed_notices(store, catalog.home, _leases_of(store.all(), name), now)
+        if not draft:
+            keep_start_ups(catalog.home, lease_store(catalog))
+        noticed = read_notices(HomeFiles(catalog.home).notices).nodes
+        leases = _heed_notices(store, noticed, settle(store, fleet, now, name), now)
         market = allocation_input(inputs, read_library(catalog, inputs))
         combinations = {template.id: template.combination for template in market.templates}
         since = now - timedelta(minutes=spec.fleet.gang_minutes)
         late = scattered(store.replicas(name), combinations, leases, since)
         scarce = {(replica.domain, lacks) for replica in late for lacks in late[replica]}
         leases = _give_back(store, list(late), leases, now)
-        allowed = [lease for lease in leases if _is_allowed(lease, spec)]
+        hinted = _hinted(noticed, leases)
+        settled = [lease for lease in leases if lease.id not in hinted]
+        allowed = [lease for lease in settled if _is_allowed(lease, spec)]
         running = store.replicas(name)
         data = from_fleet(market, allowed, standing(running, combinations, allowed))
         if scarce:
@@ -135,36 +153,37 @@ def operate_once(
         mark = fingerprint(market)
         last = _last_plan(catalog, name)
         if last is not None and last.fingerprint == mark and not scarce:
-            choice = _same(last, held_nodes(leases))
+            choice = _same(last, held_nodes(settled))
         else:
             choice = _choose(catalog, spec, inputs, data, mark, last, applied=not draft)
-        changes = follow(running, choice.replicas, name, now, lambda: uuid.uuid4().hex)
+        changes = _followed(running, choice.replicas, name, now, leases, hinted)
         gone = {replica.id for replica in changes.ended}
         freed = [
-            replace(lease, replica=None) if lease.replica in gone else lease for lease in leases
+            replace(lease, replica=None) if lease.replica in gone else lease for lease in settled
         ]
         offers = {node_key(offer): offer for offer in data.offers}
+        models = {w.name: w.model.name for w in inputs.scenario.workloads}
         wanted = {key: count for key, count in choice.nodes.items() if key in offers}
-        made = changes
-
-        def move(failed: int) -> None:
-            """Replicas get their nodes; those of a local fleet are deployed."""
-            nonlocal made
-            made = _nothing_ends(changes) if failed else changes
-            store.save_replicas((*made.started, *made.ended))
-            present = [r for r in (*made.kept, *made.started) if r.template_id in combinations]
-            for lease in assign(present, combinations, _leases_of(store.all(), name)):
-                store.save(lease, now)
-            if isinstance(fleet, LocalFleet):
-                _deploy(catalog, fleet, spec, inputs, market.templates, present)
-
-        actions = reconcile(wanted, offers, freed)
-        applied = apply_actions(store, fleet, actions, now, name, move, caps_of(spec))
+        actions = reconcile(wanted, offers, freed).and_end(
+            [lease for lease in leases if lease.id in hinted]
+        )
+        move = Transition(
+            store, fleet, name, now, changes, actions, combinations, hinted,
+            {t.id: models[t.workload] for t in market.templates if t.workload in models},
+            lambda replicas: _deploy(catalog, fleet, spec, inputs, market.templates, replicas),
+            _routed(catalog.home) if isinstance(fleet, LocalFleet | AwsFleet) else None, since,
+        )  # fmt: skip
+        applied = apply_actions(
+            store, fleet, actions, now, name, move.between, caps_of(spec), move.keep
+        )
         if not draft:
             remember_launches(catalog)
         cost = _cost(data, held_nodes(_leases_of(store.all(), name)))
-        calls = tuple(fleet.calls) if isinstance(fleet, DraftFleet) else None
-        return Round(choice.decision, applied, choice.why, choice.stopped, made, *cost, calls)
+        calls = tuple(fleet.asked) if isinstance(fleet, DraftFleet) else None
+        return Round(
+            choice.decision, applied, choice.why, choice.stopped, move.made, *cost, calls,
+            move.waiting,
+        )  # fmt: skip
 
 
 def _refuse_other_fleets(store: LeaseStore, fleet: Fleet, name: str) -> None:
@@ -181,11 +200,45 @@ def _refuse_other_fleets(store: LeaseStore, fleet: Fleet, name: str) -> None:
         )
 
 
+def _hinted(noticed: Mapping[str, NodeNotice], leases: Sequence[Lease]) -> frozenset[str]:
+    """Nodes that their cloud may take soon, and those that share a replica with one.
+
+    They serve on and are planned without, so that others are there before a notice comes.
+    """
+    hints = {name for name, notice in noticed.items() if notice.kind == REBALANCE}
+    held = [lease for lease in leases if lease.state.is_held]
+    shaken = {lease.replica for lease in held if lease.id in hints} - {None}
+    return frozenset(x.id for x in held if x.id in hints or x.replica in shaken)
+
+
+def _followed(
+    running: Sequence[Replica],
+    wanted: Mapping[ReplicaKey, int],
+    name: str,
+    now: datetime,
+    leases: Sequence[Lease],
+    hinted: Collection[str],
+) -> ReplicaChanges:
+    """As `follow`, with others in place of those whose nodes may be taken."""
+    shaken = {lease.replica for lease in leases if lease.id in hinted}
+    steady = [replica for replica in running if replica.id not in shaken]
+    found = follow(steady, wanted, name, now, lambda: uuid.uuid4().hex)
+    ended = [replace(r, ended_at=now) for r in running if r.id in shaken]
+    return replace(found, ended=(*found.ended, *ended))
+
+
+def _routed(home: Path) -> Collection[str]:
+    """Replicas that answer, as the controller says."""
+    try:
+        return {route.replica_id for route in read_routes(HomeFiles(home).routes).routes}
+    except RoutesError:
+        return ()
+
+
 def _heed_notices(
-    store: LeaseStore, home: Path, leases: Sequence[Lease], now: datetime
+    store: LeaseStore, noticed: Mapping[str, NodeNotice], leases: Sequence[Lease], now: datetime
 ) -> list[Lease]:
     """Nodes that their cloud is about to take drain until then, and are planned without."""
-    noticed = read_notices(HomeFiles(home).notices).nodes
     found = []
     for lease in leases:
         notice = noticed.get(lease.id)
@@ -263,12 +316,6 @@ def _choose(
     return _Choice(decision, found.plan.node_counts, found.plan.replica_counts, found.why)
 
 
-def _nothing_ends(changes: ReplicaChanges) -> ReplicaChanges:
-    """A launch failed, so nothing is terminated: it may be all that serves."""
-    stay = [replace(replica, ended_at=None) for replica in changes.ended]
-    return ReplicaChanges((*changes.kept, *stay), changes.started, ())
-
-
 @contextmanager
 def fleet_lock(catalog: Catalog) -> Iterator[None]:
     """One at a time: two rounds side by side would each launch the whole difference."""
@@ -300,13 +347,15 @@ def _is_allowed(lease: Lease, spec: ScenarioSpec) -> bool:
 
 def _deploy(
     catalog: Catalog,
-    fleet: LocalFleet,
+    fleet: Fleet,
     spec: ScenarioSpec,
     inputs: Inputs,
     templates: Sequence[Template],
     replicas: Sequence[Replica],
 ) -> None:
-    """Tell the controller of a local fleet what is to run, with the loads of the plan followed."""
+    """Tell the controller, where there is one, what is to run, with the loads of the plan."""
+    if not isinstance(fleet, LocalFleet | AwsFleet):
+        return
     name = inputs.scenario.name
     with catalog.read() as connection:
         plan = reads.read_latest_plan(connection, name)
@@ -318,7 +367,11 @@ def _deploy(
         leases=_leases_of(held, name),
         load_rps=plan.load_rps if plan is not None else {},
     )
-    deploy(fleet, spec, wanted, [lease for lease in held if lease.scenario != name])
+    if isinstance(fleet, LocalFleet):
+        ground = local_ground(fleet, spec, wanted.leases)
+    else:
+        ground = aws_ground(spec, wanted.leases)
+    deploy(catalog.home, wanted, ground, [lease for lease in held if lease.scenario != name])
 
 
 def _leases_of(leases: Sequence[Lease], scenario: str) -> list[Lease]:

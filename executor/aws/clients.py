@@ -24,6 +24,7 @@ class AwsClients:
 
     read_s: float = READ_S
     attempts: int = field(default_factory=lambda: ATTEMPTS)
+    endpoint_url: str | None = None  # of all services; None: boto3's choice
     _clients: dict[tuple[str, str], Any] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _session: Any = None
@@ -62,6 +63,7 @@ class AwsClients:
                 self._clients[key] = self._session.client(
                     service,
                     region_name=region,
+                    endpoint_url=self.endpoint_url,
                     config=Config(
                         connect_timeout=CONNECT_S,
                         read_timeout=self.read_s,

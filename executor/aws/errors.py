@@ -87,7 +87,7 @@ def explain(error: Exception, action: str, region: str, now: datetime) -> CoralE
     if name in {"NoCredentialsError", "CredentialRetrievalError"}:
         return CredentialsError(
             "no AWS credentials: run `aws configure`, or set AWS_PROFILE or AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY, or leave aws out of the sources"
+            "AWS_SECRET_ACCESS_KEY; or ask no AWS (market.sources, fleet.kind)"
         )
     if name == "PartialCredentialsError":
         return CredentialsError(f"the AWS credentials are not complete ({error}); set both keys")
@@ -136,7 +136,7 @@ def _of_code(
     if code in OFF:
         return RegionOffError(
             f"region {region} is not switched on for this account ({said}); enable it in the "
-            "account settings, or leave it out of market.aws_regions"
+            "account settings, or leave it out (market.aws_regions, domains)"
         )
     if code in THROTTLED:
         return ThrottledError(

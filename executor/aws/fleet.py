@@ -8,18 +8,20 @@ request whose zone has no capacity.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from threading import Lock
 from typing import Any
 
 from executor.aws import LEASE_TAG
 from executor.aws.clients import AwsClients
 from executor.aws.launch_errors import raised_by
 from executor.aws.regions import Region, RegionSettings
-from executor.fleet import FatalError, Launched
+from executor.control.controller import DRAIN_S
+from executor.fleet import ONCE, FatalError, Launched
+from executor.nodes_file import Node
 from planner.catch_up import Instance, InstanceState
 from planner.leases import Lease, LeaseKey
 from planner.types import Market
@@ -35,6 +37,7 @@ STATES = {
     "terminated": InstanceState.GONE,
 }
 LISTERS = 8  # regions at a time
+NOTICE_S = 5.0  # until routing has stopped and the agents are told
 
 
 @dataclass
@@ -47,12 +50,17 @@ class AwsFleet:
     settings: RegionSettings
     zones: Mapping[LeaseKey, Sequence[str]] = field(default_factory=dict)  # ids, best first
     user_data: Callable[[Lease], str] = lambda _: ""
+    nodes: Callable[[], Mapping[str, Node]] = dict  # that enrolled, by lease id
     expires_after: timedelta = timedelta(days=1)
     kind: str = CLOUD
+    at_once: int = 16
+    drain_s: float = DRAIN_S + NOTICE_S  # EC2 ends an instance without asking it
 
     def __post_init__(self) -> None:
-        self.launcher = AwsClients(attempts=1)
+        self.launcher = AwsClients(attempts=1, endpoint_url=self.clients.endpoint_url)
+        self._preparing, self._listing = Lock(), Lock()
         self._regions: dict[str, Region] = {}
+        self._unfit: dict[str, FatalError] = {}  # regions that cannot be prepared
         self._where: dict[str, str] = {}  # regions of instances, as listed last
 
     def launch(self, lease: Lease, now: datetime) -> Launched:
@@ -92,23 +100,45 @@ class AwsFleet:
         left = zones[zones.index(lease.zone) + 1 :] if lease.zone in zones else zones
         return left[0] if left else None
 
-    def _listed(self, name: str) -> list[tuple[str, Instance]]:
-        found = []
+    def of_lease(self, lease_id: str) -> list[Instance]:
+        """Its instances, in whichever region.
+
+        Raises TransientError, FatalError.
+        """
+        return [one for name in self.regions for _, one in self._listed(name, lease_id)]
+
+    def calls(self, lease: Lease) -> list[str]:
+        """What a launch of the lease would ask of EC2, in words; nothing is asked."""
+        name = region_of(lease.domain)
+        zone = f" in zone {lease.zone}" if lease.zone else ""
+        market = "spot" if lease.market is Market.SPOT else "on demand"
+        once = [
+            f"ec2:CreateSecurityGroup coral-{self.fleet_id} in {name}, {ONCE}",
+            f"ec2:CreateLaunchTemplate coral-{self.fleet_id}-* in {name}, {ONCE}",
+        ]
+        return [
+            *(once if name not in self._regions else ()),
+            f"ec2:RunInstances {lease.instance_type} in {name}{zone}, {market}, "
+            f"${lease.price_usd_per_hour:.4f}/h",
+        ]
+
+    def _listed(self, name: str, lease_id: str | None = None) -> list[tuple[str, Instance]]:
+        found, known = [], self.nodes()
         with raised_by("ec2:DescribeInstances", name):
             pages = self.clients.get("ec2", name).get_paginator("describe_instances")
             wanted = [{"Name": f"tag:{FLEET_TAG}", "Values": [self.fleet_id]}]
+            if lease_id is not None:
+                wanted.append({"Name": f"tag:{LEASE_TAG}", "Values": [lease_id]})
             for page in pages.paginate(Filters=wanted):
                 for reservation in page["Reservations"]:
-                    found += [(name, _instance(one)) for one in reservation["Instances"]]
+                    found += [(name, _instance(one, known)) for one in reservation["Instances"]]
         return found
 
     def _region_of_instance(self, instance_id: str) -> str | None:
-        if instance_id not in self._where:
-            for name in self.regions:
-                if any(one.id == instance_id for _, one in self._listed(name)):
-                    return name
-            return None
-        return self._where[instance_id]
+        with self._listing:
+            if instance_id not in self._where:
+                self.instances(datetime.now(UTC))
+            return self._where.get(instance_id)
 
     def _request(self, lease: Lease) -> dict[str, Any]:
         """The same for the same attempt of a lease, always: else its token would be refused."""
@@ -125,13 +155,12 @@ class AwsFleet:
             "InstanceType": lease.instance_type,
             "ClientToken": lease.token,
             "LaunchTemplate": {"LaunchTemplateId": region.template, "Version": "$Latest"},
-            "UserData": base64.b64encode(self.user_data(lease).encode()).decode(),
+            "UserData": self.user_data(lease),  # boto3 encodes it
             "TagSpecifications": [
                 {"ResourceType": kind, "Tags": tags} for kind in ("instance", "volume")
             ],
         }  # fmt: skip
-        if lease.zone is not None:
-            request["Placement"] = {"AvailabilityZone": region.zone_name(lease.zone)}
+        request |= region.place(lease.zone)
         if lease.market is Market.SPOT:
             request["InstanceMarketOptions"] = {
                 "MarketType": "spot",
@@ -145,11 +174,20 @@ class AwsFleet:
     def _prepared(self, name: str) -> Region:
         if name not in self.regions:
             raise FatalError(
-                f"the fleet has no region {name}; add it to fleet.regions, or take its domain out"
+                f"the fleet has no region {name}; add aws:{name} to the scenario's domains, or end "
+                "what is there with `coral down`"
             )
-        if name not in self._regions:
-            self._regions[name] = Region.prepare(self.clients, name, self.fleet_id, self.settings)
-        return self._regions[name]
+        with self._preparing:
+            if name in self._unfit:  # many launches ask once
+                raise FatalError(str(self._unfit[name]))
+            if name not in self._regions:
+                try:
+                    made = Region.prepare(self.clients, name, self.fleet_id, self.settings)
+                except FatalError as error:
+                    self._unfit[name] = error
+                    raise
+                self._regions[name] = made
+            return self._regions[name]
 
 
 def region_of(domain: str) -> str:
@@ -160,7 +198,20 @@ def region_of(domain: str) -> str:
     return region
 
 
-def _instance(found: Mapping[str, Any]) -> Instance:
+def _instance(found: Mapping[str, Any], nodes: Mapping[str, Node]) -> Instance:
+    """As EC2 lists it, with what the controller knows of its agent."""
     tags = {tag["Key"]: tag["Value"] for tag in found.get("Tags", ())}
-    state = STATES[found["State"]["Name"]]
-    return Instance(found["InstanceId"], tags.get(LEASE_TAG, ""), state, found["LaunchTime"])
+    lease_id, instance_id = tags.get(LEASE_TAG, ""), found["InstanceId"]
+    node = nodes.get(lease_id)
+    if node is not None and node.instance_id != instance_id:
+        node = None
+    addresses = (found.get("PrivateIpAddress"), found.get("PublicIpAddress"))
+    return Instance(
+        id=instance_id,
+        lease_id=lease_id,
+        state=STATES[found["State"]["Name"]],
+        launched_at=found["LaunchTime"],
+        addresses=tuple(address for address in addresses if address),
+        ready_at=None if node is None else node.enrolled_at,
+        silent_s=0.0 if node is None else node.silent_s,
+    )

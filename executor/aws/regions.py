@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from executor.aws.clients import AwsClients
 from executor.aws.errors import code_of
 from executor.aws.launch_errors import raised_by
-from executor.fleet import FatalError
+from executor.fleet import FatalError, NoCapacityError
 
 IMAGE_PARAMETER = (
     "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
 )
+FIRST_PORT, LAST_PORT = 20000, 20099  # of a node's engines: it has the machine to itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,12 @@ class RegionSettings:
     image_id: str | None = None  # None: AWS's deep learning image with the GPU driver
     root_gib: int = 200
     instance_profile: str | None = None  # the role that its agent has
+    images: Mapping[str, str] = field(default_factory=dict)  # by region, before image_id
+    networks: Mapping[str, str] = field(default_factory=dict)  # VPC by region; else the default one
+    admit: tuple[str, ...] = ()  # networks whose machines may reach the nodes' engines
+
+    def image_of(self, region: str) -> str | None:
+        return self.images.get(region, self.image_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +41,7 @@ class Region:
     name: str
     template: str  # id of the launch template
     zones: Mapping[str, str]  # names by zone id: every account has names of its own
+    subnets: Mapping[str, str] | None = None  # by zone id; None: the default network's own choice
 
     def zone_name(self, zone: str) -> str:
         """Raises FatalError: the account has no such zone."""
@@ -42,6 +50,21 @@ class Region:
                 f"{self.name} has no zone {zone} for this account, but {', '.join(self.zones)}"
             )
         return self.zones[zone]
+
+    def place(self, zone: str | None) -> Mapping[str, Any]:
+        """Arguments of a launch in a zone, or in any.
+
+        Raises FatalError: the account has no such zone. NoCapacityError: the network has no subnet
+        there.
+        """
+        name = None if zone is None else self.zone_name(zone)
+        if self.subnets is None:
+            return {} if name is None else {"Placement": {"AvailabilityZone": name}}
+        if zone is None:
+            return {"SubnetId": min(self.subnets.values())}
+        if zone not in self.subnets:
+            raise NoCapacityError(f"the network in {self.name} has no subnet in zone {zone}")
+        return {"SubnetId": self.subnets[zone]}
 
     @classmethod
     def prepare(
@@ -52,20 +75,26 @@ class Region:
         Raises TransientError, FatalError.
         """
         ec2 = clients.get("ec2", name)
+        named = settings.networks.get(name)
         with raised_by("ec2:DescribeVpcs", name):
-            wanted = [{"Name": "is-default", "Values": ["true"]}]
-            networks = ec2.describe_vpcs(Filters=wanted)["Vpcs"]
+            default = {"Name": "is-default", "Values": ["true"]}
+            wanted = default if named is None else {"Name": "vpc-id", "Values": [named]}
+            networks = ec2.describe_vpcs(Filters=[wanted])["Vpcs"]
+        if not networks and named is not None:
+            raise FatalError(f"{name} has no network {named}; correct fleet.aws.networks")
         if not networks:
             raise FatalError(
                 f"{name} has no default network; make one (`aws ec2 create-default-vpc --region "
-                f"{name}`)"
+                f"{name}`), or name one in fleet.aws.networks"
             )
+        subnets = None if named is None else _subnets(ec2, name, named)
         with raised_by("ec2:DescribeAvailabilityZones", name):
             zones = ec2.describe_availability_zones()["AvailabilityZones"]
-        group = _security_group(ec2, name, networks[0]["VpcId"], f"coral-{fleet_id}")
-        image = settings.image_id or _latest_image(clients, name)
+        network = networks[0]["VpcId"]
+        group = _security_group(ec2, name, network, f"coral-{fleet_id}", settings.admit)
+        image = settings.image_of(name) or _latest_image(clients, name)
         template = _launch_template(ec2, name, fleet_id, image, group, settings)
-        return cls(name, template, {zone["ZoneId"]: zone["ZoneName"] for zone in zones})
+        return cls(name, template, {zone["ZoneId"]: zone["ZoneName"] for zone in zones}, subnets)
 
 
 def _latest_image(clients: AwsClients, name: str) -> str:
@@ -74,8 +103,19 @@ def _latest_image(clients: AwsClients, name: str) -> str:
         return str(found["Parameter"]["Value"])
 
 
-def _security_group(ec2: Any, name: str, vpc: str, group: str) -> str:
-    """One that admits its own members and nobody else."""
+def _subnets(ec2: Any, name: str, network: str) -> dict[str, str]:
+    """By zone id, the one with the most free addresses."""
+    with raised_by("ec2:DescribeSubnets", name):
+        wanted = [{"Name": "vpc-id", "Values": [network]}]
+        found = ec2.describe_subnets(Filters=wanted)["Subnets"]
+    if not found:
+        raise FatalError(f"network {network} in {name} has no subnet; make one per zone")
+    found.sort(key=lambda one: (one["AvailableIpAddressCount"], one["SubnetId"]))
+    return {one["AvailabilityZoneId"]: str(one["SubnetId"]) for one in found}
+
+
+def _security_group(ec2: Any, name: str, vpc: str, group: str, admit: Sequence[str]) -> str:
+    """One that admits its own members, and those networks to its engines; nobody else."""
     with raised_by("ec2:DescribeSecurityGroups", name):
         wanted = [{"Name": "group-name", "Values": [group]}, {"Name": "vpc-id", "Values": [vpc]}]
         found = ec2.describe_security_groups(Filters=wanted)["SecurityGroups"]
@@ -87,13 +127,19 @@ def _security_group(ec2: Any, name: str, vpc: str, group: str) -> str:
                 GroupName=group, VpcId=vpc, Description="Nodes of one Coral fleet, among themselves"
             )
             group_id = str(made["GroupId"])
-    with raised_by(
-        "ec2:AuthorizeSecurityGroupIngress", name, quiet=("InvalidPermission.Duplicate",)
-    ):
-        ec2.authorize_security_group_ingress(
-            GroupId=group_id,
-            IpPermissions=[{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group_id}]}],
-        )
+    rules: list[dict[str, Any]] = [
+        {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group_id}]},
+        *(
+            {"IpProtocol": "tcp", "FromPort": FIRST_PORT, "ToPort": LAST_PORT,
+             "IpRanges": [{"CidrIp": network}]}
+            for network in admit
+        ),
+    ]  # fmt: skip
+    for rule in rules:
+        with raised_by(
+            "ec2:AuthorizeSecurityGroupIngress", name, quiet=("InvalidPermission.Duplicate",)
+        ):
+            ec2.authorize_security_group_ingress(GroupId=group_id, IpPermissions=[rule])
     return group_id
 
 

@@ -1,5 +1,8 @@
 """The controller's side: agents come in by the keys of their leases, replicas are brought up.
 
+Nodes without keys known yet may only say who they are, at a socket of its own (`claims`); letting
+them in is somebody else's.
+
 Desired is a set of leases with their public keys and a set of replica plans. Whoever connects is
 known by the CURVE key of the connection alone: what a message says about its sender counts for
 nothing, and a key without a lease is not let in. Converging is a function of what was asked and
@@ -17,6 +20,7 @@ from dataclasses import dataclass, field
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
+from executor.control.enrolment import Claim, decode_claim
 from executor.control.keys import KeyPair
 from executor.control.messages import (
     ProcessReport,
@@ -36,6 +40,9 @@ TELL_EVERY_S = 2.0  # agents to stop what is not wanted
 LOST_AFTER_S = 10.0  # without a report
 DRAIN_S = 65.0  # a stage's own grace and a little
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # before a failed replica starts again
+ENROL = "enrol"  # the ZAP domain of the socket that any key may come to
+LARGEST_CLAIM_BYTES = 4096
+MOST_CLAIMS = 256  # of one step; nodes ask again
 STABLE_AFTER_S = 300.0  # a replica that ran so long starts anew from the first pause
 
 log = logging.getLogger(__name__)
@@ -61,6 +68,7 @@ class Running:
     generation: int = 0
     starts_at: float = 0.0  # not before
     started_at: float | None = None
+    adopted: bool = False  # an earlier controller started it
     pause_s: float = FIRST_PAUSE_S
     restarts: int = 0
 
@@ -75,6 +83,13 @@ class Known:
         return key.decode("ascii") in self.leases
 
 
+class _Anyone:
+    """Every key that its holder proves to have."""
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        return True
+
+
 class Controller:
     """Binds, lets agents in, and converges; call `step` again and again."""
 
@@ -84,6 +99,7 @@ class Controller:
         lease_s: float = 30.0,
         address: str = "tcp://127.0.0.1:*",
         clock: Callable[[], float] = time.monotonic,
+        enrol: str | None = None,  # where nodes enrol; None: one port above the address
     ) -> None:
         self.clock, self.lease_s, self.public_key = clock, lease_s, keys.public
         self.known, self.nodes, self.replicas = Known(), dict[str, Node](), dict[str, Running]()
@@ -93,21 +109,31 @@ class Controller:
         self._authenticator = ThreadAuthenticator(self._context)
         self._authenticator.start()
         self._authenticator.configure_curve_callback(credentials_provider=self.known)
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.curve_server = True
-        self._socket.curve_publickey = keys.public.encode("ascii")
-        self._socket.curve_secretkey = keys.secret.encode("ascii")
-        self._socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)
-        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 6000)
+        self._authenticator.configure_curve_callback(ENROL, credentials_provider=_Anyone())
+        self._socket, self._door = self._server(keys), self._server(keys)
+        self._door.setsockopt_string(zmq.ZAP_DOMAIN, ENROL)
+        self._door.setsockopt(zmq.MAXMSGSIZE, LARGEST_CLAIM_BYTES)
         try:
             self._socket.bind(address)
+            self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+            self._door.bind(enrol or _next_port(address))
+            self.enrol_address = self._door.getsockopt_string(zmq.LAST_ENDPOINT)
         except zmq.ZMQError:
             self.close()
             raise
-        self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def _server(self, keys: KeyPair) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.ROUTER)
+        socket.curve_server = True
+        socket.curve_publickey = keys.public.encode("ascii")
+        socket.curve_secretkey = keys.secret.encode("ascii")
+        socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 6000)
+        return socket
 
     def close(self) -> None:
         self._socket.close(linger=1000)
+        self._door.close(linger=1000)
         self._authenticator.stop()
         self._context.term()
 
@@ -155,14 +181,35 @@ class Controller:
         for running in self.replicas.values():
             self._converge(running, now)
 
+    def claims(self) -> list[Claim]:
+        """Who asked to be let in since the last call."""
+        found: list[Claim] = []
+        while len(found) < MOST_CLAIMS and self._door.poll(0):
+            frames = self._door.recv_multipart(copy=False)
+            if len(frames) != 2:
+                continue
+            key, address = str(frames[1].get("User-Id")), str(frames[1].get("Peer-Address"))
+            try:
+                message = decode(frames[1].bytes)
+                found.append(decode_claim(frames[0].bytes, key, address, message))
+            except WireError as error:
+                log.warning("%s at the door: %s", address, error)
+        return found
+
+    def answer(self, claim: Claim, refused: str = "") -> None:
+        """Tell a node that it is let in, or why not."""
+        text = encode("refused", why=refused) if refused else encode("enrolled")
+        self._door.send_multipart([claim.route, text])
+
     def is_present(self, lease_id: str) -> bool:
         """Whether the node's agent reported lately."""
+        seen = self.seen_at(lease_id)
+        return seen is not None and self.clock() - seen < LOST_AFTER_S
+
+    def seen_at(self, lease_id: str) -> float | None:
+        """When the node's agent said something last, by this controller's clock."""
         node = self.nodes.get(lease_id)
-        return (
-            node is not None
-            and node.seen_at is not None
-            and self.clock() - node.seen_at < LOST_AFTER_S
-        )
+        return node.seen_at if node is not None else None
 
     def is_up(self, replica_id: str) -> bool:
         """Whether all processes of a replica's last start run, on nodes that report."""
@@ -219,7 +266,7 @@ class Controller:
         if now < running.starts_at or self._is_occupied(plan):
             return
         running.generation += 1
-        running.started_at = now
+        running.started_at, running.adopted = now, False
         for lease_id in plan.leases:
             self._send(
                 lease_id,
@@ -242,7 +289,7 @@ class Controller:
         ]
         running.generation = max((report.generation for report in mine), default=0)
         if running.generation and self.is_up(running.plan.replica_id):
-            running.started_at = now
+            running.started_at, running.adopted = now, True
 
     def _fail(self, running: Running, failed: Sequence[ProcessReport], now: float) -> None:
         """Stop it everywhere; it starts again after a pause."""
@@ -308,3 +355,9 @@ class Controller:
                         self.logs[place] = str(message.get("text"))
         except WireError as error:
             log.warning("lease %s: %s", node.lease_id, error)
+
+
+def _next_port(address: str) -> str:
+    """Beside an address: where nodes enrol. Any free port beside any free port."""
+    host, _, port = address.rpartition(":")
+    return f"{host}:{int(port) + 1}" if port.isdecimal() else address

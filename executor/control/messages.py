@@ -1,5 +1,6 @@
 """What agents and the controller say to each other: JSON objects with a `kind`.
 
+From a node that has no keys known yet, where nodes enrol: `enrol`; to it: `enrolled`, `refused`.
 From an agent: `hello` (it is there), `report` (its replicas' processes, and what the cloud said of
 the node's end), `log` (lines asked for).
 To an agent: `start`, `stop`, `log`, `renew` (the lease goes on for so long), `leave` (stop all and
@@ -45,6 +46,7 @@ class ProcessReport:
     state: ProcessState
     pid: int | None
     exit_code: int | None
+    prepared_s: float | None = None  # that preparing took, once it is done
 
 
 def encode(kind: str, **fields: Any) -> bytes:
@@ -109,11 +111,16 @@ def decode_reports(values: Any) -> tuple[ProcessReport, ...]:
                 state=ProcessState(value["state"]),
                 pid=value["pid"],
                 exit_code=value["exit_code"],
+                prepared_s=_seconds(value.get("prepared_s")),
             )
             for value in values
         )
     except (TypeError, KeyError, ValueError) as error:
         raise WireError(f"a process report that is not one: {error!r}") from error
+
+
+def _seconds(value: Any) -> float | None:
+    return None if value is None else float(value)
 
 
 def decode_notice(value: Any) -> Notice | None:

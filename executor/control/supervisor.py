@@ -8,6 +8,7 @@ asked: vLLM answers them while a remote stage is dead.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -42,8 +43,14 @@ class _Running:
         if code is not None:
             state = ProcessState.STOPPED if self.stopped else ProcessState.EXITED
         return ProcessReport(
-            replica_id, self.digest, self.generation, self.plan.name, state, self.process.pid, code
-        )
+            replica_id, self.digest, self.generation, self.plan.name, state, self.process.pid, code,
+            self._prepared_s(),
+        )  # fmt: skip
+
+    def _prepared_s(self) -> float | None:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            return float(json.loads(_record(self.log).read_text())["seconds"])
+        return None
 
 
 class _Guard:
@@ -174,7 +181,10 @@ def _spawn(plan: ProcessPlan, log: Path) -> subprocess.Popen[bytes]:
     environment = {**os.environ, **plan.environment}
     argv = plan.argv
     if plan.prepare:
-        argv = (sys.executable, "-m", "coral", *plan.prepare, "--", *plan.argv)
+        record = _record(log)
+        record.unlink(missing_ok=True)
+        prepare = (*plan.prepare, "--record", str(record))
+        argv = (sys.executable, "-m", "coral", *prepare, "--", *plan.argv)
     with log.open("ab") as output:
         try:
             return subprocess.Popen(
@@ -184,3 +194,8 @@ def _spawn(plan: ProcessPlan, log: Path) -> subprocess.Popen[bytes]:
         except OSError as error:
             output.write(f"cannot start {plan.argv[0]}: {error}\n".encode())
             return subprocess.Popen(["false"], start_new_session=True)
+
+
+def _record(log: Path) -> Path:
+    """Where preparing says how long it took."""
+    return log.with_suffix(".prepared")

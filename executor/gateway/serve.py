@@ -79,20 +79,15 @@ class Server:
         """The engine that answers, and what it is sent: of a pair, after its prefill."""
         model = str(body["model"])
         alone = self.table.pick(model, Phase.AGGREGATED, tried)
-        pair = self.table.pick(model, Phase.DECODE, tried)
-        if pair is not None and self._prefer_pair(model, alone, pair):
+        pair = self.table.pick_decode(model, tried)
+        while pair is not None and (alone is None or pair.load() < alone.load()):
             ready = await self._prefilled(path, body, pair, tried)
             if ready is not None:
                 return pair, ready
+            pair = self.table.pick_decode(model, tried)  # of a domain with another prefill
         if alone is not None:
             return alone, body
         raise failed(model) if tried else not_ready(model)
-
-    def _prefer_pair(self, model: str, alone: Target | None, pair: Target) -> bool:
-        """By load and weight, as among engines of one phase."""
-        if self.table.pick(model, Phase.PREFILL) is None:
-            return False
-        return alone is None or pair.load() < alone.load()
 
     async def _prefilled(
         self, path: str, body: Mapping[str, Any], decode: Target, tried: set[str]
@@ -112,7 +107,8 @@ class Server:
             "remote_port": None,
         }
         model = str(body["model"])
-        while (target := self.table.pick(model, Phase.PREFILL, tried)) is not None:
+        near = {decode.domain}  # KV goes from there alone
+        while (target := self.table.pick(model, Phase.PREFILL, tried, near)) is not None:
             try:
                 with taken(target):
                     found = _checked(await self._post(target, path, prompt))

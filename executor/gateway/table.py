@@ -25,6 +25,7 @@ class Target:
     url: str
     replica_id: str
     weight: float
+    domain: str = ""
     in_flight: int = 0
     sent: int = 0
     rests_until: float = 0.0  # after a failure, while another engine is there
@@ -70,6 +71,7 @@ class RouteTable:
             for url in route.urls:
                 target = known.get(url) or Target(url, route.replica_id, weight)
                 target.weight, target.replica_id = weight, route.replica_id
+                target.domain = route.domain
                 found.setdefault((route.model, route.phase), []).append(target)
         if found.keys() != self.targets.keys() or any(
             {t.url for t in found[key]} != {t.url for t in self.targets[key]} for key in found
@@ -80,12 +82,28 @@ class RouteTable:
 
     def phases(self, model: str) -> tuple[bool, bool]:
         """Whether a model can be served by one aggregated replica, and by a pair."""
-        pair = all(self.targets.get((model, p)) for p in (Phase.PREFILL, Phase.DECODE))
+        pair = self.pick_decode(model) is not None
         return bool(self.targets.get((model, Phase.AGGREGATED))), pair
 
-    def pick(self, model: str, phase: Phase, tried: Collection[str] = ()) -> Target | None:
-        """The next engine that was not tried yet; None where there is none."""
-        there = [t for t in self.targets.get((model, phase), []) if t.url not in tried]
+    def pick_decode(self, model: str, tried: Collection[str] = ()) -> Target | None:
+        """The next decode engine that has a prefill engine in its domain."""
+        prefill = self.targets.get((model, Phase.PREFILL), [])
+        domains = {target.domain for target in prefill if target.url not in tried}
+        return self.pick(model, Phase.DECODE, tried, domains)
+
+    def pick(
+        self,
+        model: str,
+        phase: Phase,
+        tried: Collection[str] = (),
+        domains: Collection[str] | None = None,
+    ) -> Target | None:
+        """The next engine (in some domains) that was not tried yet; None where there is none."""
+        there = [
+            target
+            for target in self.targets.get((model, phase), [])
+            if target.url not in tried and (domains is None or target.domain in domains)
+        ]
         now = time.monotonic()
         return min(there, key=lambda t: (t.rests_until > now, *t.load(), t.url), default=None)
 

@@ -1,6 +1,6 @@
 """Stands in for an engine where the process matters and not what it computes.
 
-    python fake_engine.py serve MODEL ... --port P [--headless]
+    python fake_engine.py serve MODEL ... [--host H] --port P [--headless]
 
 Answers /health at once, or after --slow seconds, and completions with as many tokens as asked for;
 a headless one only lives.
@@ -44,8 +44,9 @@ def main() -> None:
         time.sleep(600)
     if "--slow" in words:
         time.sleep(float(words[words.index("--slow") + 1]))
+    host = words[words.index("--host") + 1] if "--host" in words else "127.0.0.1"
     port = int(words[words.index("--port") + 1])
-    ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+    ThreadingHTTPServer((host, port), Handler).serve_forever()
 
 
 if __name__ == "__main__":

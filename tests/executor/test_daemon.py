@@ -175,6 +175,18 @@ def test_a_new_controller_goes_on_with_what_runs(tmp_path: Path) -> None:
         agent.end()
 
 
+def test_a_controller_keeps_its_address_though_the_next_port_is_taken(tmp_path: Path) -> None:
+    with Daemon(tmp_path) as first:
+        address = first.controller.address
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", int(address.rpartition(":")[2]) + 1))
+        with Daemon(tmp_path) as second:
+            assert second.controller.address == address
+    port = free_port()
+    with Daemon(tmp_path / "asked", f"tcp://127.0.0.1:{port}") as third:
+        assert third.controller.enrol_address == f"tcp://127.0.0.1:{port + 1}"
+
+
 def test_a_changed_plan_of_the_same_replica_starts_anew(daemon: Daemon, agents: list[Here]) -> None:
     deploy(daemon, replica("r1", "a"))
     assert until(daemon, lambda: routed(daemon) == {"r1"})

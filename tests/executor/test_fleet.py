@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.chaos import MemoryStore
 from executor.apply import Caps, apply_actions, end_all, settle
-from executor.fleet import NoCapacityError
+from executor.fleet import Launched, NoCapacityError, TransientError
 from executor.lease_store import LeaseStoreError, SqliteLeaseStore
 from executor.simulated import SimulatedFleet
 from planner.leases import (
@@ -47,22 +47,6 @@ def lease(number: int, state: LeaseState, key=KEYS[0], minutes: int = 0) -> Leas
         state=state,
         created_at=NOW + timedelta(minutes=minutes),
     )
-
-
-class MemoryStore:
-    """The protocol, and nothing else."""
-
-    def __init__(self, leases=()) -> None:
-        self.leases = {one.id: one for one in leases}
-
-    def all(self) -> list[Lease]:
-        return list(self.leases.values())
-
-    def save(self, lease: Lease, at: datetime) -> None:
-        self.leases[lease.id] = lease
-
-    def save_all(self, leases: Sequence[Lease], at: datetime) -> None:
-        self.leases.update({one.id: one for one in leases})
 
 
 @given(
@@ -133,6 +117,54 @@ def test_what_an_interrupted_run_began_is_finished_by_the_next() -> None:
     apply_actions(store, fleet, reconcile({KEYS[0]: 1}, OFFERS, store.all()), NOW)
     assert held_nodes(store.all()) == {KEYS[0]: 1}
     assert store.leases["lease-1"].state is LeaseState.LAUNCHING
+
+
+class Silent(SimulatedFleet):
+    """Does not answer."""
+
+    def launch(self, lease: Lease, now: datetime) -> Launched:
+        raise TransientError("no answer")
+
+
+def test_leases_asked_again_count_as_what_they_come_to() -> None:
+    planned = [lease(1, LeaseState.PLANNED), lease(2, LeaseState.PLANNED)]
+    actions = reconcile({KEYS[0]: 3}, OFFERS, planned)
+    found = apply_actions(MemoryStore(planned), Silent(), actions, NOW)
+    assert (found.launched, found.failed) == (0, 3)
+    found = apply_actions(MemoryStore(planned), SimulatedFleet(), actions, NOW)
+    assert (found.launched, found.failed) == (3, 0)
+
+
+class Watched(SimulatedFleet):
+    """Says how many live whenever one is made."""
+
+    def launch(self, lease: Lease, now: datetime) -> Launched:
+        found = super().launch(lease, now)
+        alive = [one.lease_id for one in self.instances(now) if one.state.lives]
+        states = {one.id: one.state for one in STORE.all()}
+        assert sum(states[name] is not LeaseState.TERMINATING for name in alive) <= 1
+        return found
+
+
+STORE = MemoryStore()
+
+
+def test_a_lease_whose_answer_was_lost_leaves_before_another_is_asked_for() -> None:
+    fleet, both = Watched(), [lease(1, LeaseState.PLANNED), lease(2, LeaseState.PLANNED)]
+    STORE.save_all(both, NOW)
+    SimulatedFleet.launch(fleet, both[0], NOW)  # it was made, and nobody knows
+    actions = reconcile({KEYS[0]: 1}, OFFERS, both)
+    assert [one.id for one in actions.terminate] == ["lease-1"]
+    found = apply_actions(STORE, fleet, actions, NOW)
+    assert (found.launched, found.terminated) == (1, 1)
+    assert [one.lease_id for one in fleet.instances(NOW) if one.state.lives] == ["lease-2"]
+
+
+def test_settling_tells_what_it_ends() -> None:
+    fleet, told = SimulatedFleet(), list[str]()
+    orphan = fleet.launch(lease(1, LeaseState.PLANNED), NOW)
+    settle(MemoryStore(), fleet, NOW + timedelta(minutes=5), told=told.append)
+    assert told == [orphan.instance_id]
 
 
 @pytest.mark.parametrize("state", list(LeaseState))

@@ -23,7 +23,7 @@ from starlette.routing import Route as Path_
 
 from executor.gateway.app import make_app
 from executor.gateway.table import RouteTable
-from executor.routes import Route, Routes, write_routes
+from executor.routes import Route, Routes, read_routes, write_routes
 from planner.types import Phase
 
 WORDS = ["one", "two", "three"]
@@ -112,7 +112,10 @@ def event(text: str, reason: str | None = None) -> str:
 
 @contextmanager
 def gateway(
-    tmp_path: Path, *engines: tuple[Engine, Phase], weights: tuple[float, ...] = ()
+    tmp_path: Path,
+    *engines: tuple[Engine, Phase],
+    weights: tuple[float, ...] = (),
+    domains: str = "",
 ) -> Iterator[tuple[httpx.Client, Path, list[str]]]:
     from contextlib import ExitStack
 
@@ -121,7 +124,7 @@ def gateway(
         routes = [
             Route(
                 replica_id=f"r{n}", model="org/m", phase=phase, urls=(url,),
-                weight=weights[n] if weights else 1.0,
+                weight=weights[n] if weights else 1.0, domain=domains[n] if domains else "",
             )
             for n, ((_, phase), url) in enumerate(zip(engines, urls, strict=True))
         ]  # fmt: skip
@@ -259,6 +262,29 @@ def test_a_client_that_goes_away_ends_its_request_at_the_engine(tmp_path: Path) 
         with client.stream("POST", "/v1/completions", json=body) as response:
             next(response.iter_lines())
         assert wait_for(lambda: engine.left_early == 1)
+
+
+def test_prefill_and_decode_of_a_request_are_in_one_domain(tmp_path: Path) -> None:
+    east, west, lone = Engine(), Engine(), Engine()
+    decodes = [Engine(), Engine(), Engine()]
+    engines = [
+        *((one, Phase.PREFILL) for one in (east, west)), *((one, Phase.DECODE) for one in decodes),
+        (lone, Phase.PREFILL),
+    ]  # fmt: skip
+    with gateway(tmp_path, *engines, domains="ewewxy") as (client, file, _):
+        for _ in range(8):
+            assert ask(client).status_code == 200
+        assert [len(one.seen) for one in decodes] == [4, 4, 0]  # no prefill beside the third
+        assert (len(east.seen), len(west.seen), len(lone.seen)) == (4, 4, 0)
+        west.temper = "500"
+        for _ in range(4):
+            assert ask(client).status_code == 200
+        assert len(decodes[1].seen) == 4 and len(decodes[0].seen) == 8
+        routes = read_routes(file).routes
+        apart = tuple(r for r in routes if (r.phase, r.domain) in {(Phase.PREFILL, "e"),
+                                                                 (Phase.DECODE, "w")})  # fmt: skip
+        write_routes(file, Routes(models=("org/m",), routes=apart))
+        assert wait_for(lambda: ask(client).status_code == 503)
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 5.0) -> bool:

@@ -82,6 +82,32 @@ def test_ready_when_its_time_has_come() -> None:
     assert steps(replace(up, ready_at=NOW + HOUR), instance(RUNNING)) == []
 
 
+@pytest.mark.parametrize(
+    ("before", "changes", "after", "reason"),
+    [
+        (LeaseState.RUNNING, {"ready_at": NOW}, LeaseState.READY, ""),
+        (LeaseState.LAUNCHING, {"ready_at": NOW}, LeaseState.READY, ""),
+        (LeaseState.READY, {"ready_at": NOW, "silent_s": 179.0}, None, ""),
+        (LeaseState.READY, {"silent_s": 181.0}, LeaseState.TERMINATING, "its agent is silent for"),
+        (LeaseState.RUNNING, {"silent_s": 181.0}, LeaseState.TERMINATING, "its agent is silent"),
+        (LeaseState.DRAINING, {"silent_s": 181.0}, LeaseState.TERMINATING, ""),
+        (LeaseState.RUNNING, {}, LeaseState.TERMINATING, "its agent did not come"),
+    ],
+)
+def test_what_an_instances_agent_tells(
+    before: LeaseState, changes: dict[str, object], after: LeaseState | None, reason: str
+) -> None:
+    asked = timedelta(seconds=PATIENCE.ready_s + 1)
+    found = steps(lease(before, asked), replace(instance(RUNNING), **changes))  # type: ignore[arg-type]
+    (said,) = [step.lease for step in found if isinstance(step, Record)] or [None]
+    assert (said and said.state) == after
+    assert said is None or said.reason.startswith(reason)
+    if after is LeaseState.READY:
+        assert said is not None and said.ready_at == NOW
+    soon = steps(lease(LeaseState.RUNNING, timedelta(minutes=30)), instance(RUNNING))
+    assert soon == []  # an agent has time to come
+
+
 def test_whatever_has_no_lease_that_wants_it_is_ended() -> None:
     ready = lease(LeaseState.READY)
     for others, ended in (

@@ -23,6 +23,7 @@ QUOTAS = {
     "L-1216C47A": "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances",
 }
 VCPUS = 512.0
+IMAGE = "ami-12c6146b"  # one that moto has in every region
 SCORE = 7
 BEST = 10  # places that a placement score answer has at most
 
@@ -143,6 +144,14 @@ def get_products(server: AwsServer, call: Call) -> Answer:
     return 200, json.dumps(answer | ({"NextToken": token} if token else {})).encode()
 
 
+def get_parameter(server: AwsServer, call: Call) -> Answer | None:
+    """AWS's own parameters of images, which moto has of another year."""
+    name = str(call.parameters.get("Name", ""))
+    if not name.startswith("/aws/service/deeplearning/ami/"):
+        return None
+    return 200, json.dumps({"Parameter": {"Name": name, "Type": "String", "Value": IMAGE}}).encode()
+
+
 ANSWERS: Mapping[str, Callable[[AwsServer, Call], Answer | None]] = {
     "DescribeRegions": describe_regions,
     "DescribeAvailabilityZones": describe_zones,
@@ -150,6 +159,7 @@ ANSWERS: Mapping[str, Callable[[AwsServer, Call], Answer | None]] = {
     "DescribeInstanceTypeOfferings": describe_offerings,
     "GetSpotPlacementScores": get_spot_placement_scores,
     "ListServiceQuotas": list_service_quotas,
+    "GetParameter": get_parameter,
     "GetProducts": get_products,
 }
 

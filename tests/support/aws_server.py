@@ -250,6 +250,8 @@ def _call_of(environ: Mapping[str, Any], body: bytes) -> Call:
     target = environ.get("HTTP_X_AMZ_TARGET")
     if target:
         return Call(service, region, target.rpartition(".")[2], json.loads(body or b"{}"))
+    if service == "s3":  # bodies are objects
+        return Call(service, region, f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}", {})
     parameters = dict(parse_qsl(body.decode(), keep_blank_values=True))
     return Call(service, region, parameters.get("Action", "?"), parameters)
 

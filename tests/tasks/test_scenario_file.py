@@ -21,7 +21,7 @@ def test_a_missing_file_suggests_a_shipped_one() -> None:
         read_scenario("cor")
     with pytest.raises(
         ScenarioError,
-        match=r"shipped examples: core, extended, internet, local, small-nodes, suite, tiny",
+        match=r"shipped examples: core, ec2, extended, internet, local, small-nodes, suite, tiny",
     ):
         read_scenario("/nowhere/zzz.yaml")
 
