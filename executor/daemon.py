@@ -74,6 +74,7 @@ class Daemon:
             ) from error
         try:
             keys = self.files.controller_keys()
+            self._secret = keys.secret
             self.controller = _controller(keys, lease_s, address, self.files.address)
         except BaseException:
             self._lock.release()
@@ -147,7 +148,7 @@ class Daemon:
         self._seen = mark
         try:
             deployment = read_deployment(self.files.deployment)
-            plans = dict(deployment.plans())
+            plans = dict(deployment.plans(self._secret))
         except DeploymentError as error:
             log.error("%s; what runs goes on", error)
             return

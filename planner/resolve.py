@@ -14,6 +14,7 @@ from planner.allocation.problem import AllocationSettings
 from planner.demand import DemandForecast, DemandHistory, forecast_demand
 from planner.engine import Engine
 from planner.errors import MarketError, ScenarioError, UnknownNameError
+from planner.hop import slowest
 from planner.known import Known
 from planner.offers import avoided_places_of, live_quotas, offers_to_rent, unpriced_classes
 from planner.placement.settings import PlacementSettings
@@ -90,7 +91,7 @@ def resolve_scenario(spec: ScenarioSpec, known: Known) -> Scenario:
         workloads=workloads,
         node_classes=nodes,
         offers=offers,
-        placement=spec.placement.settings(),
+        placement=_placement(spec, nodes, known),
         allocation=spec.allocation.settings(),
         options=options,
         rules={
@@ -102,6 +103,20 @@ def resolve_scenario(spec: ScenarioSpec, known: Known) -> Scenario:
         avoided=avoided_places_of(spec, known),
         forecasts={workload.name: found for workload, found in resolved if found is not None},
         engine=spec.engine,
+    )
+
+
+def _placement(spec: ScenarioSpec, nodes: Sequence[NodeClass], known: Known) -> PlacementSettings:
+    """With the measured hop, where the scenario gives none and one was measured for every GPU."""
+    settings, profiles = spec.placement.settings(), {node.gpu.profile_name for node in nodes}
+    if spec.placement.hop_latency_ms is not None or not profiles <= known.hops.keys():
+        return settings
+    hop = slowest(known.hops[name] for name in profiles)
+    return replace(
+        settings,
+        hop_latency_ms=hop.latency_ms,
+        hop_ms_per_byte=hop.ms_per_byte,
+        hop_measured=True,
     )
 
 

@@ -46,7 +46,7 @@ def deploy(fleet: LocalFleet, spec: ScenarioSpec, wanted: Wanted, others: Sequen
     made = replica_specs(wanted, slots)
     keys = {lease.id: fleet.public_key(lease.id) for lease in wanted.leases}
     kept = [replica for replica in known.replicas if replica.lease_ids <= foreign]
-    engines: dict[str, EngineSpec] = {**known.engines, **engine_specs(fleet.home, spec.fleet)}
+    engines: dict[str, EngineSpec] = {**known.engines, **engine_specs(fleet.home, spec)}
     write_deployment(
         path,
         Deployment(

@@ -34,10 +34,11 @@ def test_a_layout_comes_back_from_its_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("control", "stages", "message"),
     [
-        ("127.0.0.1", (Stage(4, (node(),)),), "two stages at least"),
+        ("127.0.0.1", (), "one stage at least"),
         ("127.0.0.1", (Stage(4, (node(),)), Stage(0, (node(),))), "stage 1 has no layers"),
         ("127.0.0.1", (Stage(4, (node(),)), Stage(1, ())), "or no nodes"),
-        ("127.0.0.1", (Stage(4, (node(tp=11),)), Stage(1, (node(),))), "parallel size 11"),
+        ("127.0.0.1", (Stage(4, (node(tp=0),)), Stage(1, (node(),))), "parallel size 0"),
+        ("127.0.0.1", (Stage(4, (node(weight=0.0),)), Stage(1, (node(),))), "weight 0"),
         ("10.0.0.1", (Stage(4, (node(),)), Stage(1, (node(),))), "needs keys"),
     ],
 )

@@ -8,12 +8,14 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import httpx
 import pytest
 from coral_vllm_pipeline.layout import Layout, Node, Stage
+
+from executor.pipeline_plan import derived_keys
 
 from .conftest import VENV
 
@@ -42,21 +44,18 @@ def node(port: int, tp: int = 1, core: int = 0, **more: object) -> Node:
     return Node("127.0.0.1", port, tp, cores=cores, **more)  # type: ignore[arg-type]
 
 
-@pytest.fixture(scope="module")
-def plain(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """What one process of plain vLLM says."""
-    return run_case(tiny_model, tmp_path_factory.mktemp("plain"), None)
+def uneven(tp: int = 1, **more: object) -> Layout:
+    """3 layers on one node, 1 on another of its own width."""
+    p = ports(3)
+    stages = (Stage(3, (node(p[1]),)), Stage(1, (node(p[2], tp, core=1),)))
+    return Layout("127.0.0.1", p[0], stages, **more)  # type: ignore[arg-type]
 
 
-def run_case(model: Path, folder: Path, layout: Layout | None) -> dict:
-    command = [PYTHON, str(CASE), str(model), str(folder / "out.json")]
-    if layout is not None:
-        layout.write(folder / "layout.json")
-        command += ["--layout", str(folder / "layout.json")]
-    with (folder / "log").open("w") as log:
-        done = subprocess.run(command, env=ENVIRONMENT, stdout=log, stderr=log, timeout=800)
-    assert done.returncode == 0, (folder / "log").read_text()[-3000:]
-    return json.loads((folder / "out.json").read_text())
+def shared() -> Layout:
+    """TP1 -> {TP1, TP1}, of which the second takes three times as many requests."""
+    p = ports(4)
+    last = (node(p[2], core=1), node(p[3], weight=3.0))
+    return Layout("127.0.0.1", p[0], (Stage(3, (node(p[1]),)), Stage(1, last)))
 
 
 def crossing() -> Layout:
@@ -68,21 +67,91 @@ def crossing() -> Layout:
     return Layout("127.0.0.1", p[0], (first, second))
 
 
-def three() -> Layout:
+def three(**more: object) -> Layout:
     p = ports(4)
     stages = tuple(Stage(n, (node(p[k + 1], core=k),)) for k, n in enumerate((1, 2, 1)))
-    return Layout("127.0.0.1", p[0], stages)
+    return Layout("127.0.0.1", p[0], stages, **more)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("layout", "preempts"), [(crossing, True), (three, False)])
-def test_equal_to_one_process_token_for_token(
-    tiny_model: Path, tmp_path: Path, plain: dict, layout: object, preempts: bool
-) -> None:
-    found = run_case(tiny_model, tmp_path, layout())  # type: ignore[operator]
-    assert len(found["tokens"]) == 24
-    assert found["tokens"] == plain["tokens"]
-    assert (found["preemptions"] > 0) == preempts
+def alone(tp: int = 1, layers: int = 4, **more: object) -> Layout:
+    p = ports(2)
+    return Layout("127.0.0.1", p[0], (Stage(layers, (node(p[1], tp),)),), **more)  # type: ignore[arg-type]
+
+
+def reversed_wide(**more: object) -> Layout:
+    """1 layer, and 3 on TP2 or TP1: stages of several nodes, cut elsewhere than `uneven`."""
+    p = ports(4)
+    second = Stage(3, (node(p[2], 2), node(p[3], core=1)))
+    return Layout("127.0.0.1", p[0], (Stage(1, (node(p[1]),)), second), **more)  # type: ignore[arg-type]
+
+
+KEYS = derived_keys("secret", "pipeline")
+OWN = {"public_key": KEYS.public, "secret_key": KEYS.secret}
+KV = {"kv_public_key": KEYS.public, "kv_secret_key": KEYS.secret}
+CASES: dict[str, dict[str, object]] = {
+    "llama": {},
+    "qwen3": {"model": "qwen3"},
+    "moe": {"model": "qwen3_moe"},
+    "uneven": {"layout": uneven(**OWN), "prefix_caching": True},
+    "wider": {"layout": uneven(2), "model": "qwen3"},
+    "shared": {"layout": shared(), "model": "qwen3_moe"},
+    "crossing": {"layout": crossing()},
+    "three over gloo": {"layout": three(transport="gloo")},
+    "one stage of two nodes": {"layout": Layout("127.0.0.1", 29990, (
+        Stage(4, (node(29900), node(29930, core=1))),))},
+    "3+1 to 1+3": {"prefill": uneven(**KV), "decode": reversed_wide(**KV)},
+    "TP1 to TP2": {"prefill": alone(**KV), "decode": alone(2, **KV)},
+}  # fmt: skip
+HANDED_OVER = [name for name, case in CASES.items() if "prefill" in case]
+
+
+@pytest.fixture(scope="module")
+def found(
+    tiny_model: Path, tiny_models: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict:
+    """What every case says, all by one process that imports vLLM once."""
+    folder, cases = tmp_path_factory.mktemp("cases"), {}
+    models = {"llama": tiny_model, **tiny_models}
+    for number, (name, case) in enumerate(CASES.items()):
+        cases[name] = {**case, "model": str(models[str(case.get("model", "llama"))])}
+        for key, layout in case.items():
+            if isinstance(layout, Layout):
+                path = folder / f"{number}-{key}.json"
+                layout.write(path)
+                cases[name][key] = str(path)
+    (folder / "cases.json").write_text(json.dumps(cases))
+    command = [PYTHON, str(CASE), str(folder / "cases.json"), str(folder / "out.json")]
+    with (folder / "log").open("w") as log:
+        done = subprocess.run(command, env=ENVIRONMENT, stdout=log, stderr=log, timeout=850)
+    assert done.returncode == 0, (folder / "log").read_text()[-3000:]
+    answers = json.loads((folder / "out.json").read_text())
+    for name, answer in answers.items():
+        if "error" in answer:
+            print(name, answer["error"], (folder / "log").read_text()[-5000:], sep="\n")
+    return answers
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.keys() - {"model"}])
+def test_equal_to_one_process_token_for_token(found: dict, name: str) -> None:
+    mine, model = found[name], str(CASES[name].get("model", "llama"))
+    plain = found["moe" if model == "qwen3_moe" else model]
+    assert "error" not in mine, mine["error"]
+    assert len(plain["tokens"]) == 24 and {len(tokens) for tokens in plain["tokens"]} == {40}
+    assert len({tuple(tokens) for tokens in plain["tokens"]}) > 12  # not the same all over
+    assert mine["tokens"] == plain["tokens"]
+    assert (mine["preemptions"] > 0) == (name == "crossing")
     assert plain["preemptions"] == 0
+
+
+@pytest.mark.parametrize("name", HANDED_OVER)
+def test_decode_computes_the_last_token_of_a_prompt_alone(found: dict, name: str) -> None:
+    assert found[name]["cached"] == [length - 1 for length in found[name]["prompts"]]
+
+
+def test_known_blocks_are_not_computed_again(found: dict) -> None:
+    """Whole ones of 32 tokens, never the last token."""
+    wanted = [(length - 1) // 32 * 32 for length in found["uneven"]["prompts"]]
+    assert found["uneven"]["cached"] == wanted and sum(wanted) > 0
 
 
 @pytest.fixture

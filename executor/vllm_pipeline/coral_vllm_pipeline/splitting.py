@@ -39,6 +39,13 @@ def _of_node(step: Any, pools: Pools, stage: int, requests: set[str]) -> Any:
     tokens = {r: n for r, n in step.num_scheduled_tokens.items() if r in requests}
     fresh = [b for data in new for group in data.block_ids for b in group]
     fresh += [b for groups in blocks if groups is not None for group in groups for b in group]
+    handovers = getattr(step, "kv_connector_metadata", None)
+    if handovers is not None:
+
+        def held(request: str, count: int) -> list[int] | None:
+            return pools.last_blocks(request, stage, count) if request in requests else None
+
+        step = replace(step, kv_connector_metadata=handovers.of(held))
     return replace(
         step,
         scheduled_new_reqs=new,
