@@ -15,6 +15,10 @@ END = "<|end|>"
 # What a kind's configuration has beside what all have, by hidden size.
 KINDS: dict[str, Callable[[int], dict[str, object]]] = {
     "llama": lambda hidden: {},
+    "gemma3_text": lambda hidden: {
+        "head_dim": hidden // 4, "sliding_window": 32, "query_pre_attn_scalar": hidden // 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
     "qwen3": lambda hidden: {"head_dim": hidden // 4},
     "qwen3_moe": lambda hidden: {
         "head_dim": hidden // 4, "num_experts": 4, "num_experts_per_tok": 2,

@@ -36,7 +36,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Other architectures by name."""
     folder = tmp_path_factory.mktemp("models")
-    return {kind: make_model(folder / kind, kind) for kind in ("qwen3", "qwen3_moe")}
+    return {kind: make_model(folder / kind, kind) for kind in ("qwen3", "qwen3_moe", "gemma3_text")}
 
 
 def make_model(folder: Path, kind: str) -> Path:

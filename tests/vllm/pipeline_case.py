@@ -151,7 +151,9 @@ def generate(case: dict[str, Any], layout: str | None, params: list[Any] | None)
     if prefills:
         extra = [{"kv_transfer_params": HANDED_OVER}] * 24
     settings = [
-        SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, extra_args=one)
+        SamplingParams(
+            temperature=0.0, max_tokens=tokens, ignore_eos=True, extra_args=one, logprobs=1
+        )
         for one in extra
     ]
     answers = engine.generate(prompts(), settings)
@@ -163,6 +165,10 @@ def generate(case: dict[str, Any], layout: str | None, params: list[Any] | None)
     preempted = [one.value for one in engine.get_metrics() if one.name == "vllm:num_preemptions"]
     return {
         "tokens": [list(one.outputs[0].token_ids) for one in answers],
+        "logprobs": [
+            [step[token].logprob for step, token in zip(x.logprobs, x.token_ids, strict=True)]
+            for x in (one.outputs[0] for one in answers)
+        ],
         "prompts": [len(one.prompt_token_ids) for one in answers],
         "cached": [one.num_cached_tokens for one in answers],
         "params": [one.kv_transfer_params for one in answers],

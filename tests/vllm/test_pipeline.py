@@ -91,10 +91,12 @@ KV = {"kv_public_key": KEYS.public, "kv_secret_key": KEYS.secret}
 CASES: dict[str, dict[str, object]] = {
     "llama": {},
     "qwen3": {"model": "qwen3"},
-    "moe": {"model": "qwen3_moe"},
+    "qwen3_moe": {"model": "qwen3_moe"},
+    "gemma3_text": {"model": "gemma3_text"},
     "uneven": {"layout": uneven(**OWN), "prefix_caching": True},
     "wider": {"layout": uneven(2), "model": "qwen3"},
     "shared": {"layout": shared(), "model": "qwen3_moe"},
+    "windows": {"layout": shared(), "model": "gemma3_text"},
     "crossing": {"layout": crossing()},
     "three over gloo": {"layout": three(transport="gloo")},
     "one stage of two nodes": {"layout": Layout("127.0.0.1", 29990, (
@@ -134,11 +136,13 @@ def found(
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.keys() - {"model"}])
 def test_equal_to_one_process_token_for_token(found: dict, name: str) -> None:
     mine, model = found[name], str(CASES[name].get("model", "llama"))
-    plain = found["moe" if model == "qwen3_moe" else model]
+    plain = found[model]
     assert "error" not in mine, mine["error"]
     assert len(plain["tokens"]) == 24 and {len(tokens) for tokens in plain["tokens"]} == {40}
     assert len({tuple(tokens) for tokens in plain["tokens"]}) > 12  # not the same all over
     assert mine["tokens"] == plain["tokens"]
+    for ours, theirs in zip(mine["logprobs"], plain["logprobs"], strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-3)
     assert (mine["preemptions"] > 0) == (name == "crossing")
     assert plain["preemptions"] == 0
 

@@ -85,9 +85,20 @@ class PipelineExecutor(Executor):  # type: ignore[misc]
         """Of every stage its layers, all of one kind: the engine counts blocks, nodes have bytes.
 
         Tensor parallel sizes give nodes different heads; what each really has is put right in
-        `initialize_from_config`. Raises PipelineError: layers of several kinds.
+        `initialize_from_config`. Layers that attend to a window alone keep all their KV here.
+        Raises PipelineError: layers of several other kinds.
         """
+        from vllm.v1.core.kv_cache_utils import unify_hybrid_kv_cache_specs
+
         self.specs = self._call("get_kv_cache_spec")
+        every = {type(one).__name__: one for own in self.specs.values() for one in own.values()}
+        for (
+            name,
+            own,
+        ) in self.specs.items():  # a worker may have one kind, and its neighbour another
+            joint = {**every, **own}
+            unify_hybrid_kv_cache_specs(joint)
+            self.specs[name] = {layer: joint[layer] for layer in own}
         kinds = {(type(x), x.block_size) for own in self.specs.values() for x in own.values()}
         if len(kinds) != 1:
             raise PipelineError("models whose layers have several kinds of KV are not split yet")
@@ -377,7 +388,12 @@ def _of_node(config: Any, stage: Any, own: dict[str, Any], blocks: int, tp: int)
     from vllm.v1.core import kv_cache_utils as utils
 
     groups = [
-        dataclasses.replace(group, kv_cache_spec=own[group.layer_names[0]])
+        dataclasses.replace(
+            group,
+            kv_cache_spec=type(own[group.layer_names[0]]).merge(
+                [own[n] for n in group.layer_names]
+            ),
+        )
         for group in stage.kv_cache_groups
     ]
     room = blocks * utils._pool_bytes_per_block(config, groups)

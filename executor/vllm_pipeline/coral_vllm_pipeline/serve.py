@@ -27,6 +27,7 @@ def engine_options(stages: int) -> dict[str, Any]:
         "distributed_executor_backend": PipelineExecutor,
         "scheduler_cls": PipelineScheduler,
         "async_scheduling": False,
+        "disable_hybrid_kv_cache_manager": True,  # one kind of KV, so that nodes count alike
     }
 
 
