@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,22 +20,30 @@ from planner.types import Phase
 from tasks.local_site import ENVIRONMENT
 
 from .conftest import VENV
-from .site import LONG, MODEL, Site, agents, replica, wait_for
+from .site import LONG, MODEL, PROMPTS, Site, agents, replica, wait_for
+
+
+@pytest.fixture(scope="module")
+def coral(site: Site, alone: list[str]) -> Iterator[Site]:
+    """The site with Coral's pipelines."""
+    before = site.engine
+    site.engine = before.model_copy(
+        update={
+            "pipeline_python": str(VENV / "bin" / "python"),
+            "environment": {**ENVIRONMENT, "PYTHONPATH": str(PIPELINES)},
+        }
+    )
+    yield site
+    site.engine = before
 
 
 @pytest.fixture
-def pipe(site: Site, alone: list[str]) -> Site:
+def pipe(coral: Site) -> Site:
     """3 layers on one node and 1 on another, unless they serve already."""
-    if site.routed() != {"coral"}:
-        site.engine = site.engine.model_copy(
-            update={
-                "pipeline_python": str(VENV / "bin" / "python"),
-                "environment": {**ENVIRONMENT, "PYTHONPATH": str(PIPELINES)},
-            }
-        )
-        site.deploy(replica("coral", Phase.AGGREGATED, ("n6", 3), ("n7", 1)))
-        site.wait("coral")
-    return site
+    if coral.routed() != {"coral"}:
+        coral.deploy(replica("coral", Phase.AGGREGATED, ("n6", 3), ("n7", 1)))
+        coral.wait("coral")
+    return coral
 
 
 def streamed(site: Site, prompt: str) -> str:
@@ -88,6 +97,18 @@ def test_what_runs_finishes_when_a_replica_is_to_go(pipe: Site) -> None:
     assert answer.status_code == 200, answer.text
     assert answer.json()["usage"]["completion_tokens"] == 480
     assert wait_for(lambda: not agents(pipe.home), 90), pipe.logs()
+
+
+def test_prefill_and_decode_are_cut_at_other_layers(coral: Site, alone: list[str]) -> None:
+    coral.deploy(
+        replica("gives", Phase.PREFILL, ("n8", 3), ("n9", 1)),
+        replica("takes", Phase.DECODE, ("n10", 1), ("n11", 3), core=1),
+    )
+    coral.wait("gives", "takes")
+    assert coral.texts() == alone
+    taken = coral.prompt_tokens("takes")
+    assert taken["local_compute"] == len(PROMPTS)  # the last token of each
+    assert taken["external_kv_transfer"] == sum(taken.values()) - len(PROMPTS) > 0
 
 
 def test_the_logs_name_nodes_and_head(site: Site) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from . import PipelineError
 from .executor import pools_of
-from .handover import Giver, Kv, Store, fetch
+from .handover import KEPT_S, Giver, Kv, Store, fetch
 from .layout import HERE, PLACE, Layout, read_layout
 from .parts import Part, Source, heads_of_rank, sources_from_json, sources_to_json
 from .wire import Sockets
@@ -242,7 +243,7 @@ class _Worker:
         self.sockets = Sockets(layout.kv_public_key, layout.kv_secret_key)
         self.store = Store(self.part)
         self.giver = Giver(self.sockets, layout.stages[stage].nodes[node].kv(rank), self.store)
-        self.came: dict[str, Kv] = {}
+        self.came: dict[str, tuple[Kv, float]] = {}  # and when, for those that nobody loads
         self.lock = threading.Lock()
 
     def own(self, caches: dict[int, torch.Tensor]) -> None:
@@ -269,12 +270,14 @@ class _Worker:
 
     def pull(self, request: str, there: str, tokens: int, sources: Sequence[Source]) -> None:
         kv = fetch(self.sockets, there, tokens, self.part, self.replicas, sources)
+        now = time.monotonic()
         with self.lock:
-            self.came[request] = kv
+            self.came = {r: one for r, one in self.came.items() if now - one[1] < KEPT_S}
+            self.came[request] = kv, now
 
     def load(self, request: str, slots: Slots) -> None:
         with self.lock:
-            kv = self.came.pop(request)
+            kv, _ = self.came.pop(request)
         for layer, cache in self.caches.items():
             at = slots.numbers(self.block_size, cache.device)
             size = cache.shape[2]

@@ -59,6 +59,8 @@ class PipelineExecutor(Executor):  # type: ignore[misc]
 
     def _init_executor(self) -> None:
         require_vllm()
+        if self.vllm_config.speculative_config is not None:
+            raise PipelineError("pipelines over unequal nodes run no speculative decoding")
         self.layout: Layout = read_layout(HERE)
         self.names = [identity(*place) for place in self.layout.places]
         self.sockets = Sockets(self.layout.public_key, self.layout.secret_key)
@@ -92,11 +94,8 @@ class PipelineExecutor(Executor):  # type: ignore[misc]
 
         self.specs = self._call("get_kv_cache_spec")
         every = {type(one).__name__: one for own in self.specs.values() for one in own.values()}
-        for (
-            name,
-            own,
-        ) in self.specs.items():  # a worker may have one kind, and its neighbour another
-            joint = {**every, **own}
+        for name, own in self.specs.items():
+            joint = {**every, **own}  # a stage may have one kind alone
             unify_hybrid_kv_cache_specs(joint)
             self.specs[name] = {layer: joint[layer] for layer in own}
         kinds = {(type(x), x.block_size) for own in self.specs.values() for x in own.values()}
