@@ -45,10 +45,10 @@ KV_BYTES = 256 * 2**20
 class Load:
     """A closed loop."""
 
-    in_flight: int = 16
-    requests: int = 48
-    prompt: int = 64
-    output: int = 48
+    in_flight: int = 64  # 32 in each of the two batches under way: work per node falls with nodes
+    requests: int = 128
+    prompt: int = 32
+    output: int = 32
     times: int = 3
 
 
@@ -101,8 +101,8 @@ def settings_of(folder: Path, layers: int, hidden: int) -> EngineSettings:
     subprocess.run([*words, "--layers", str(layers), "--hidden", str(hidden)], check=True)
     return EngineSettings(
         command=(python, str(TOOLS / "launch.py")), model_path=str(folder), served_name=MODEL,
-        max_model_len=256, dtype="float32", kv_cache_bytes=KV_BYTES, max_num_seqs=32,
-        max_num_batched_tokens=256, block_size=32,
+        max_model_len=256, dtype="float32", kv_cache_bytes=KV_BYTES, max_num_seqs=64,
+        max_num_batched_tokens=512, block_size=32,
         environment={**ENVIRONMENT, "PYTHONPATH": str(PIPELINES)},
         arguments=("--no-enable-prefix-caching",),
     )  # fmt: skip

@@ -162,7 +162,8 @@ def generate(case: dict[str, Any], layout: str | None, params: list[Any] | None)
         if [a.outputs[0].token_ids for a in again] != [a.outputs[0].token_ids for a in answers]:
             raise ValueError("other tokens from known blocks")
         answers = again
-    preempted = [one.value for one in engine.get_metrics() if one.name == "vllm:num_preemptions"]
+    counts = {(one.name, one.labels.get("source")): one.value for one in engine.get_metrics()
+              if isinstance(getattr(one, "value", None), int)}  # fmt: skip
     return {
         "tokens": [list(one.outputs[0].token_ids) for one in answers],
         "logprobs": [
@@ -172,7 +173,12 @@ def generate(case: dict[str, Any], layout: str | None, params: list[Any] | None)
         "prompts": [len(one.prompt_token_ids) for one in answers],
         "cached": [one.num_cached_tokens for one in answers],
         "params": [one.kv_transfer_params for one in answers],
-        "preemptions": sum(preempted),
+        "preemptions": counts["vllm:num_preemptions", None],
+        "sources": {
+            source: value
+            for (name, source), value in counts.items()
+            if source is not None and name == "vllm:prompt_tokens_by_source"
+        },
     }
 
 

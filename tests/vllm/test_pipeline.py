@@ -149,7 +149,9 @@ def test_equal_to_one_process_token_for_token(found: dict, name: str) -> None:
 
 @pytest.mark.parametrize("name", HANDED_OVER)
 def test_decode_computes_the_last_token_of_a_prompt_alone(found: dict, name: str) -> None:
-    assert found[name]["cached"] == [length - 1 for length in found[name]["prompts"]]
+    sources, length = found[name]["sources"], sum(found[name]["prompts"])
+    assert sources["local_compute"] == 24
+    assert sources["external_kv_transfer"] == sum(sources.values()) - 24 == length - 24
 
 
 def test_known_blocks_are_not_computed_again(found: dict) -> None:

@@ -40,11 +40,9 @@ class Slots:
     start: int
     end: int
 
-    def numbers(self, block_size: int, device: Any) -> torch.Tensor:
-        """Of every token, block x size + offset."""
-        tokens = torch.arange(self.start, self.end, device=device)
-        blocks = torch.tensor(self.blocks, device=device)
-        return blocks[tokens // block_size] * block_size + tokens % block_size
+    def range(self, block_size: int) -> tuple[int, int]:
+        """The first of the blocks with these tokens, and the one after the last."""
+        return self.start // block_size, -(-self.end // block_size)
 
 
 @dataclass
@@ -132,12 +130,12 @@ class PipelineConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self.worker.forget(finished_req_ids)
         return None, None
 
-    def pull(self, request: str, there: str, tokens: int, sources: Sequence[Source]) -> None:
+    def pull(self, request: str, there: str, sources: Sequence[Source]) -> None:
         """Fetch this worker's part of a prompt, named `there` where it was computed.
 
         In the caller's thread. Raises PipelineError: it does not come.
         """
-        self.worker.pull(request, there, tokens, sources)
+        self.worker.pull(request, there, sources)
 
 
 class _Head:
@@ -161,16 +159,14 @@ class _Head:
                 sources = sources_from_json(given["sources"])
             except PipelineError:
                 return 0
-            self.pulls[name] = self._pull(name, str(given["request"]), given["tokens"], sources)
+            self.pulls[name] = self._pull(name, str(given["request"]), sources)
         pull = self.pulls[name]
         if not pull.done():
             return None
         whole = pull.exception() is None and not any(pull.result().values())
         return request.num_prompt_tokens - 1 if whole else 0
 
-    def _pull(
-        self, request: str, there: str, tokens: int, sources: Sequence[Source]
-    ) -> Future[Any]:
+    def _pull(self, request: str, there: str, sources: Sequence[Source]) -> Future[Any]:
         state = pools_of()
         if state.shared:
             state.pools.pin(request)
@@ -178,7 +174,7 @@ class _Head:
             state.pools.node_of(request, s) if state.shared else 0
             for s in range(len(self.layout.stages))
         ]
-        return state.executor.pull(nodes, (request, there, tokens, sources))
+        return state.executor.pull(nodes, (request, there, sources))
 
     def step(self, output: Any) -> Handovers:
         """Prompts whose last chunk is computed in this step, and those whose KV came."""
@@ -262,14 +258,22 @@ class _Worker:
     def keep(self, request: str, slots: Slots) -> None:
         kv = {}
         for layer, cache in self.caches.items():
-            at = slots.numbers(self.block_size, cache.device)
-            size = cache.shape[2]
-            rows = cache[at // size, :, at % size]  # (tokens, heads, content)
-            kv[layer] = rows.permute(1, 0, 2).contiguous().cpu()
+            rows = cache[self._places(slots, cache)]  # (blocks, heads, tokens, content)
+            kv[layer] = rows.permute(1, 0, 2, 3).contiguous().cpu()
         self.store.keep(request, kv)
 
-    def pull(self, request: str, there: str, tokens: int, sources: Sequence[Source]) -> None:
-        kv = fetch(self.sockets, there, tokens, self.part, self.replicas, sources)
+    def _places(self, slots: Slots, cache: torch.Tensor) -> torch.Tensor:
+        """Its blocks as the cache has them: the attention's may be smaller than the scheduler's."""
+        first, end = slots.range(self.block_size)
+        ratio = self.block_size // cache.shape[2]
+        numbers = [block * ratio + k for block in slots.blocks[first:end] for k in range(ratio)]
+        return torch.tensor(numbers, device=cache.device)
+
+    def pull(self, request: str, there: str, sources: Sequence[Source]) -> None:
+        kv = fetch(self.sockets, there, self.part, self.replicas, sources)
+        for layer, cache in self.caches.items():
+            if kv[layer].shape[2:] != cache.shape[2:] or kv[layer].dtype != cache.dtype:
+                raise PipelineError("the other side has blocks of another size or type")
         now = time.monotonic()
         with self.lock:
             self.came = {r: one for r, one in self.came.items() if now - one[1] < KEPT_S}
@@ -278,11 +282,11 @@ class _Worker:
     def load(self, request: str, slots: Slots) -> None:
         with self.lock:
             kv, _ = self.came.pop(request)
+        first, end = slots.range(self.block_size)
         for layer, cache in self.caches.items():
-            at = slots.numbers(self.block_size, cache.device)
-            size = cache.shape[2]
-            rows = kv[layer][:, slots.start : slots.end].permute(1, 0, 2)
-            cache[at // size, :, at % size] = rows.to(cache.device)
+            ratio = self.block_size // cache.shape[2]
+            rows = kv[layer][:, first * ratio : end * ratio].permute(1, 0, 2, 3)
+            cache[self._places(slots, cache)] = rows.to(cache.device)
 
     def forget(self, requests: set[str]) -> None:
         with self.lock:

@@ -2,8 +2,8 @@
 
 A prefill worker keeps what it computed of a prompt in the host's memory until decode workers have
 taken all of it, or too long. A decode worker asks every prefill worker that has some of its own
-layers and heads; so stages may be cut elsewhere, and tensor parallel sizes may differ. Pure of
-vLLM.
+layers and heads; so stages may be cut elsewhere, and tensor parallel sizes may differ. Whole blocks
+travel: how a block holds its tokens is the attention's own affair. Pure of vLLM.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KEPT_BYTES = 8 * 2**30  # of one worker; then the oldest goes
 FETCH_S = 20.0  # for one worker's part; then the decode side computes the prompt itself
 LATE_S = 5.0  # for a rank that is still copying when another's token is out already
 
-Kv = dict[int, torch.Tensor]  # by layer: (heads, tokens, content)
+Kv = dict[int, torch.Tensor]  # by layer: (heads, blocks, tokens of a block, content)
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Store:
                 self.kept.popitem(last=False)
             self.lock.notify_all()
 
-    def take(self, request: str, part: Part, tokens: int, share: float) -> list[torch.Tensor]:
+    def take(self, request: str, part: Part, share: float) -> list[torch.Tensor]:
         """The part's heads of each of its layers, all of which must be here.
 
         `share` is how much of this request's worth on this worker is taken by that: what is taken
@@ -70,10 +70,7 @@ class Store:
                 raise PipelineError(f"KV of request {request} is not here, or no more")
             kept = self.kept[request]
             first = part.first_head - self.part.first_head
-            found = [
-                kept.kv[layer][first : first + part.heads, :tokens].contiguous()
-                for layer in part.layers
-            ]
+            found = [kept.kv[layer][first : first + part.heads] for layer in part.layers]
             kept.taken += share
             if kept.taken > 1.0 - 1e-6:
                 del self.kept[request]
@@ -97,8 +94,7 @@ class Giver:
         while True:
             who, asked = self.socket.recv_multipart()
             try:
-                request, part, tokens, share = pickle.loads(asked)
-                answer = pack_kv(self.store.take(request, part, tokens, share))
+                answer = pack_kv(self.store.take(*pickle.loads(asked)))
             except Exception as error:  # of whatever kind: the decode side computes it itself
                 answer = [b"", str(error).encode()]
             self.socket.send_multipart([who, *answer], copy=False)
@@ -123,7 +119,6 @@ def unpack_kv(frames: Sequence[Any]) -> list[torch.Tensor]:
 def fetch(
     sockets: Sockets,
     request: str,
-    tokens: int,
     mine: Part,
     replicas: int,
     sources: Sequence[Source],
@@ -137,7 +132,7 @@ def fetch(
         for wish in wishes(mine, replicas, sources):
             socket = sockets.connect(zmq.DEALER, wish.source.address)
             asked.append((socket, wish.part))
-            socket.send(pickle.dumps((request, wish.part, tokens, wish.share)))
+            socket.send(pickle.dumps((request, wish.part, wish.share)))
         for socket, part in asked:
             if not socket.poll(int(1000 * FETCH_S)):
                 raise PipelineError(f"no answer with the KV of request {request}")
