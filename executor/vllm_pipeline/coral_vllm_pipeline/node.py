@@ -34,7 +34,12 @@ def main() -> None:
         layout = place_layout(sys.argv[1])
     except PipelineError as error:
         sys.exit(str(error))
-    stage, number = int(sys.argv[2]), int(sys.argv[3])
+    places = {(str(s), str(n)): (s, n) for s, n, _ in layout.places}
+    if (sys.argv[2], sys.argv[3]) not in places:
+        sys.exit(
+            f"the layout has no node {sys.argv[3]} in a stage {sys.argv[2]}; both count from 0"
+        )
+    stage, number = places[sys.argv[2], sys.argv[3]]
     sys.exit(run(layout, stage, number, sys.argv[4] if len(sys.argv) > 4 else ""))
 
 
