@@ -183,9 +183,7 @@ class PipelineWorker:
         from vllm.sequence import IntermediateTensors
 
         runner = self.runner
-        if (
-            runner.intermediate_tensors is None
-        ):  # eager and with a given KV size: no warm-up made it
+        if runner.intermediate_tensors is None:  # eager, with a given KV size: no warm-up made it
             runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
                 batch_size=runner.max_num_tokens, dtype=runner.dtype, device=runner.device
             )
