@@ -1,6 +1,6 @@
 """How long a message takes from stage to stage, over the transport that pipelines use.
 
-    python -m coral_vllm_pipeline.hop                        # between two processes of this machine
+    python -m coral_vllm_pipeline.hop [zmq|gloo]             # between two processes of this machine
     python -m coral_vllm_pipeline.hop LAYOUT SIDE            # between two machines, SIDE 0 and 1
 
 There and back, half of it is one way; the median of several. The layout is one of three stages: the
@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import zmq
 
+from . import PipelineError
 from .layout import Layout, Node, Stage, read_layout
 
 MESSAGES = tuple(4**n for n in range(5, 13))  # 1 KiB to 16 MiB
@@ -27,14 +28,20 @@ REPEATS, WARM = 15, 3
 
 def main() -> None:
     """One side, or both."""
-    if len(sys.argv) == 3:
-        found = measure(read_layout(sys.argv[1]), int(sys.argv[2]))
-    else:
-        found = here(sys.argv[1] if len(sys.argv) > 1 else "zmq")
+    words = sys.argv[1:]
+    try:
+        if len(words) == 2 and words[1] in {"0", "1"}:
+            found = measure(read_layout(words[0]), int(words[1]))
+        elif len(words) < 2:
+            found = here(*words)
+        else:
+            sys.exit(__doc__)
+    except PipelineError as error:
+        sys.exit(str(error))
     print(json.dumps(found))
 
 
-def here(transport: str) -> list[dict[str, float]]:
+def here(transport: str = "zmq") -> list[dict[str, float]]:
     """Between two processes of this machine, with keys as between machines."""
     public, secret = (key.decode() for key in zmq.curve_keypair())
     port = _ports(4)
