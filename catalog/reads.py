@@ -138,6 +138,15 @@ def read_stock(connection: duckdb.DuckDBPyConnection) -> dict[tuple[str, str, st
     return {(level, domain, name): nodes for level, domain, name, nodes in rows}
 
 
+def read_hops(connection: duckdb.DuckDBPyConnection) -> dict[str, list[tuple[float, float]]]:
+    """Measured messages between stages, (bytes, ms), by profile of the GPU."""
+    rows = connection.execute("SELECT gpu_profile, message_bytes, hop_ms FROM hop").fetchall()
+    found: dict[str, list[tuple[float, float]]] = {}
+    for name, size, ms in rows:
+        found.setdefault(name, []).append((size, ms))
+    return found
+
+
 def read_rejected(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:
     """Rejected prices of the shipped snapshot by reason; key '' counts the accepted ones."""
     rows = connection.execute(

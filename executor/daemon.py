@@ -77,6 +77,7 @@ class Daemon:
             ) from error
         try:
             keys = self.files.controller_keys()
+            self._secret = keys.secret
             self.controller = _controller(keys, lease_s, address, self.files.address)
             self.admission = Admission(self.files, self.controller, look, clock)
         except BaseException:
@@ -162,7 +163,7 @@ class Daemon:
         self._seen = mark
         try:
             deployment = read_deployment(self.files.deployment)
-            deployment.plans(self.admission.addresses)
+            deployment.plans(self._secret, self.admission.addresses)
         except DeploymentError as error:
             log.error("%s; what runs goes on", error)
             return
@@ -179,7 +180,7 @@ class Daemon:
         if deployment is self._deployment and addresses == self._addresses:
             return
         try:
-            plans = dict(deployment.plans(addresses))
+            plans = dict(deployment.plans(self._secret, addresses))
         except DeploymentError as error:
             log.error("%s; what runs goes on", error)
             plans = self._plans

@@ -14,6 +14,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from executor.files import UnreadableError, read_model, write_model
+from executor.pipeline_plan import plan_pipelines
 from executor.stage_plan import (
     Connector,
     EngineSettings,
@@ -51,9 +52,12 @@ class EngineSpec(_Model):
     arguments: tuple[str, ...] = ()
     environment: dict[str, str] = Field(default_factory=dict)
     weights: str = ""  # where nodes fetch their layers from
+    pipeline_python: str = ""  # has coral_vllm_pipeline, which runs all pipelines; '': stock vLLM
+    transport: str = "zmq"  # of pipeline_python's hidden states
 
     def settings(self, served_name: str) -> EngineSettings:
-        return EngineSettings(served_name=served_name, **self.model_dump())
+        values = self.model_dump(exclude={"pipeline_python"})
+        return EngineSettings(served_name=served_name, **values)
 
 
 class NodeSpec(_Model):
@@ -120,8 +124,8 @@ class ReplicaSpec(_Model):
         block = engine.block_size or LARGEST_BLOCK_TOKENS
         return min(engine.max_model_len, max(1, self.kv_tokens // block - 1) * block)
 
-    def plan(self, engine: EngineSpec) -> ReplicaPlan:
-        """Its processes.
+    def plan(self, engine: EngineSpec, secret: str) -> ReplicaPlan:
+        """Its processes; a pipeline's keys are derived from the secret.
 
         Raises StagePlanError: the engine can't run it.
         """
@@ -137,9 +141,11 @@ class ReplicaSpec(_Model):
             for stage in self.stages
         )
         hosts = [
-            Host(node.lease_id, node.address, node.first_port, node.cores, node.kv_cache_bytes)
+            [
+                Host(node.lease_id, node.address, node.first_port, node.cores, node.kv_cache_bytes)
+                for node in stage.nodes
+            ]
             for stage in self.stages
-            for node in stage.nodes[:1]
         ]
         placement = Placement(stages, 1, 1, 0.0, 0.0, 0.0)
         settings = replace(
@@ -148,7 +154,12 @@ class ReplicaSpec(_Model):
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
         )
-        return plan_stages(self.id, self.phase, placement, hosts, settings)
+        if engine.pipeline_python:
+            return plan_pipelines(
+                self.id, self.phase, placement, hosts, settings, engine.pipeline_python, secret
+            )
+        first = [mine[0] for mine in hosts if mine]
+        return plan_stages(self.id, self.phase, placement, first, settings)
 
 
 class Deployment(_Model):
@@ -173,8 +184,12 @@ class Deployment(_Model):
             }
         )
 
-    def plans(self, addresses: Mapping[str, str] | None = None) -> Mapping[str, ReplicaPlan]:
+    def plans(
+        self, secret: str, addresses: Mapping[str, str] | None = None
+    ) -> Mapping[str, ReplicaPlan]:
         """Processes of every replica by its id, as far as its nodes' addresses are known.
+
+        Keys that pipelines need are derived from the secret.
 
         Raises DeploymentError: a replica that its engine can't run, or without one.
         """
@@ -188,7 +203,7 @@ class Deployment(_Model):
             if placed is None:
                 continue
             try:
-                found[replica.id] = placed.plan(self.engines[replica.model])
+                found[replica.id] = placed.plan(self.engines[replica.model], secret)
             except (StagePlanError, IndexError) as error:
                 raise DeploymentError(f"replica {replica.id} can't be run: {error}") from error
         return found

@@ -55,6 +55,7 @@ class EngineSettings:
     arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     weights: str = ""  # where the model was pushed to; '': it lies at model_path
+    transport: str = "zmq"  # of hidden states between a pipeline's nodes: zmq, gloo or nccl
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,19 +137,22 @@ def plan_stages(
 def _refuse(replica_id: str, phase: Phase, stages: Sequence[Stage], hosts: Sequence[Host]) -> None:
     where = f"replica {replica_id}"
     if any(len(stage.nodes) != 1 for stage in stages):
-        raise StagePlanError(f"{where}: stock vLLM runs one node per stage; plan with engine: vllm")
+        raise StagePlanError(
+            f"{where}: stock vLLM runs one node per stage; plan with engine: vllm, or run it with "
+            "engine: coral"
+        )
     shapes = {
         (stage.nodes[0].tensor_parallel_size, stage.nodes[0].data_parallel_size) for stage in stages
     }
     if len(shapes) != 1:
         raise StagePlanError(
             f"{where}: stock vLLM gives all stages one tensor parallel size and one number of "
-            "groups; plan with engine: vllm"
+            "groups; plan with engine: vllm, or run it with engine: coral"
         )
     if len(stages) > 1 and phase is not Phase.AGGREGATED:
         raise StagePlanError(
             f"{where}: stock vLLM hands KV over between replicas of one stage only; plan with "
-            "engine: vllm"
+            "engine: vllm, or run it with engine: coral"
         )
     if len(hosts) != len(stages):
         raise StagePlanError(f"{where}: {len(stages)} stages, but {len(hosts)} hosts")
@@ -165,7 +169,7 @@ def _process(
     host, head = hosts[rank], hosts[0]
     port = host.first_port + group * PORTS_PER_GROUP
     node = stages[rank].nodes[0]
-    model_path, prepare = _weights(stages[rank], settings)
+    model_path, prepare = weights_of(stages[rank], settings)
     argv = [
         *settings.command, "serve", model_path,
         "--served-model-name", settings.served_name,
@@ -174,12 +178,12 @@ def _process(
         "--tensor-parallel-size", str(node.tensor_parallel_size),
         "--shutdown-timeout", str(SHUTDOWN_S),
     ]  # fmt: skip
-    argv += _limits(host, settings)
+    argv += limits(host, settings)
     environment = {
         **settings.environment,
         "VLLM_HOST_IP": host.address,
         "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": str(EXECUTE_TIMEOUT_S),
-        **_devices(host, group, node.tensor_parallel_size),
+        **devices(host, group, node.tensor_parallel_size),
     }
     if len(stages) > 1:
         master = head.first_port + group * PORTS_PER_GROUP + MASTER_PORT
@@ -206,7 +210,7 @@ def _process(
     )
 
 
-def _weights(stage: Stage, settings: EngineSettings) -> tuple[str, tuple[str, ...]]:
+def weights_of(stage: Stage, settings: EngineSettings) -> tuple[str, tuple[str, ...]]:
     """The stage's own folder, and the fetch of its layers; the shared folder without."""
     if not settings.weights:
         return settings.model_path, ()
@@ -216,7 +220,7 @@ def _weights(stage: Stage, settings: EngineSettings) -> tuple[str, tuple[str, ..
     return folder, ("weights", "fetch", settings.weights, folder, *layers)
 
 
-def _limits(host: Host, settings: EngineSettings) -> list[str]:
+def limits(host: Host, settings: EngineSettings) -> list[str]:
     """What an engine may use; what is None is left to vLLM."""
     kv = settings.kv_cache_bytes if host.kv_cache_bytes is None else host.kv_cache_bytes
     values = {
@@ -229,7 +233,7 @@ def _limits(host: Host, settings: EngineSettings) -> list[str]:
     return [word for name, value in given.items() for word in (name, str(value))]
 
 
-def _devices(host: Host, group: int, tensor_parallel_size: int) -> Mapping[str, str]:
+def devices(host: Host, group: int, tensor_parallel_size: int) -> Mapping[str, str]:
     """GPUs of a group, or its cores where the host names them."""
     if host.cores:
         return {"VLLM_CPU_OMP_THREADS_BIND": host.cores[group]}

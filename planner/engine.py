@@ -15,6 +15,7 @@ class Engine(StrEnum):
 
     ANY = "any"  # one that can run every placement
     VLLM = "vllm"  # as released (0.32): pipelines of one node per stage and of one width
+    CORAL = "coral"  # vLLM with Coral's pipelines (executor/vllm_pipeline)
 
 
 SEVERAL_NODES = "a stage of several nodes"
@@ -34,7 +35,7 @@ def runnable(templates: Iterable[Template], engine: Engine) -> tuple[Template, .
 
 
 def why_not_stages(phase: Phase, stages: Sequence[Stage], engine: Engine) -> str | None:
-    """The same of a template's phase and stages.
+    """The same of a template's phase and stages; Coral's pipelines run all of them.
 
     A world of vLLM is (pipeline stages) x (one tensor parallel size), one node per stage position;
     the layers may be split unevenly. Equal groups inside the nodes are as many engines, each on one
@@ -43,7 +44,7 @@ def why_not_stages(phase: Phase, stages: Sequence[Stage], engine: Engine) -> str
 
     Source: vLLM 0.32, tried; docs/formulation.md, section 3.
     """
-    if engine is Engine.ANY:
+    if engine is not Engine.VLLM:
         return None
     if any(len(stage.nodes) > 1 for stage in stages):
         return SEVERAL_NODES
@@ -67,8 +68,17 @@ class EngineLimits:
 SPARE_PLACES = 1.25  # of b: with fewer, long prompts leave steps half empty behind them
 
 
+def engines_side_by_side(placement: Placement) -> int:
+    """Engines of a replica that share b: one on each group where every stage is one node of equally
+    many, as stock vLLM needs it; else one over all of them.
+    """
+    counts = {node.data_parallel_size for stage in placement.stages for node in stage.nodes}
+    single = all(len(stage.nodes) == 1 for stage in placement.stages)
+    return counts.pop() if single and len(counts) == 1 else 1
+
+
 def engine_limits(phase: Phase, placement: Placement, lengths: Lengths) -> EngineLimits:
-    """Of each group's engine: M micro-batches of its share of b.
+    """Of each of the replica's engines: M micro-batches of its share of b.
 
     A step carries that share's decodes; aggregated, b p / o new tokens more; prefill, its prompts
     whole, one of them of p95 length. Aggregated, the tokens hold the decodes to b on average;
@@ -77,7 +87,7 @@ def engine_limits(phase: Phase, placement: Placement, lengths: Lengths) -> Engin
     outputs are unequal. vLLM asks for at least as many tokens as requests.
     Source: docs/formulation.md, sections 1 and 3.
     """
-    batch = math.ceil(placement.micro_batch_size / placement.stages[0].nodes[0].data_parallel_size)
+    batch = math.ceil(placement.micro_batch_size / engines_side_by_side(placement))
     places = batch
     match phase:
         case Phase.AGGREGATED:

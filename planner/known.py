@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from planner.availability import NOTHING_KNOWN, Evidence
+from planner.hop import Hop
 from planner.types import GpuSpec, InstanceType, Lengths, Market, ModelSpec
 
 
@@ -35,3 +36,4 @@ class Known:
     prices: Sequence[MarketRow]
     stock: Mapping[tuple[str, str, str], int]  # (level, domain, instance type) -> nodes
     evidence: Evidence = NOTHING_KNOWN  # of availability, beyond the assumed stock
+    hops: Mapping[str, Hop] = field(default_factory=dict)  # measured, by profile of the GPU

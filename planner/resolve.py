@@ -15,6 +15,7 @@ from planner.cloud_site import region_of
 from planner.demand import DemandForecast, DemandHistory, forecast_demand
 from planner.engine import Engine
 from planner.errors import MarketError, ScenarioError, UnknownNameError
+from planner.hop import slowest
 from planner.known import Known
 from planner.offers import (
     OfferKey,
@@ -102,7 +103,7 @@ def resolve_scenario(spec: ScenarioSpec, known: Known) -> Scenario:
         workloads=workloads,
         node_classes=nodes,
         offers=offers,
-        placement=spec.placement.settings(),
+        placement=_placement(spec, nodes, known),
         allocation=spec.allocation.settings(),
         options=options,
         rules={
@@ -115,6 +116,20 @@ def resolve_scenario(spec: ScenarioSpec, known: Known) -> Scenario:
         zones=zones_by_price(spec, known),
         forecasts={workload.name: found for workload, found in resolved if found is not None},
         engine=spec.engine,
+    )
+
+
+def _placement(spec: ScenarioSpec, nodes: Sequence[NodeClass], known: Known) -> PlacementSettings:
+    """With the measured hop, where the scenario gives none and one was measured for every GPU."""
+    settings, profiles = spec.placement.settings(), {node.gpu.profile_name for node in nodes}
+    if spec.placement.hop_latency_ms is not None or not profiles <= known.hops.keys():
+        return settings
+    hop = slowest(known.hops[name] for name in profiles)
+    return replace(
+        settings,
+        hop_latency_ms=hop.latency_ms,
+        hop_ms_per_byte=hop.ms_per_byte,
+        hop_measured=True,
     )
 
 

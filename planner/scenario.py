@@ -120,7 +120,7 @@ class PlacementSpec(Strict):
     memory_utilization: Share = 0.90
     reserve_gib_per_gpu: float = Field(default=1.5, ge=0.0)
     max_batched_tokens: PositiveInt = 8192
-    hop_latency_ms: float = Field(default=0.2, ge=0.0)
+    hop_latency_ms: float | None = Field(default=None, ge=0.0)  # None: measured, or else assumed
     ttft_queue_share: float = Field(default=0.20, ge=0.0, lt=1.0)
     kv_handover_share: float = Field(default=0.30, gt=0.0, lt=1.0)
     prefill_utilization: Share = 0.70
@@ -137,6 +137,8 @@ class PlacementSpec(Strict):
     def settings(self) -> PlacementSettings:
         names = {phase: f"{phase.value}_utilization" for phase in Phase}
         values = self.model_dump(exclude=set(names.values()))
+        if self.hop_latency_ms is None:
+            del values["hop_latency_ms"]
         utilization = {phase: getattr(self, name) for phase, name in names.items()}
         return PlacementSettings(**values, utilization=utilization)
 
@@ -265,9 +267,13 @@ class ScenarioSpec(Strict):
     def _what_a_local_fleet_can_run(self) -> ScenarioSpec:
         if self.fleet.is_local and self.domains != (self.fleet.domain,):
             raise ValueError(f"a local fleet has one domain: domains: [{self.fleet.domain!r}]")
-        if self.fleet.kind != "simulated" and self.engine is not Engine.VLLM:
-            a = "a local" if self.fleet.is_local else "an aws"
-            raise ValueError(f"{a} fleet runs stock vLLM; plan with engine: vllm")
+        if self.fleet.is_local and self.engine is Engine.ANY:
+            raise ValueError(
+                "a local fleet runs stock vLLM, or vLLM with Coral's pipelines; plan with engine: "
+                "vllm or coral"
+            )
+        if self.fleet.is_aws and self.engine is not Engine.VLLM:
+            raise ValueError("an aws fleet runs stock vLLM; plan with engine: vllm")
         return self
 
     @property

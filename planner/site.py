@@ -63,7 +63,8 @@ class LocalEngineSpec(Strict):
     dtype: str = "auto"
     max_model_len: PositiveInt
     block_size: PositiveInt = 32
-    connector: Literal["nixl", "folder"] = "nixl"
+    connector: Literal["nixl", "folder"] = "nixl"  # of engine: vllm
+    transport: Literal["zmq", "gloo"] = "zmq"  # of engine: coral
     arguments: tuple[str, ...] = ()
     environment: dict[str, str] = Field(default_factory=dict)
     random: RandomModelSpec | None = None

@@ -187,7 +187,8 @@ def _engine(
         most_requests=requests,
         token_budget=tokens,
         hop_latency_ms=settings.hop_latency_ms,
-        hop_ms_per_token=model.hop_bytes_per_token * BITS / (slowest * GBIT_PER_MS),
+        hop_ms_per_token=model.hop_bytes_per_token
+        * (settings.hop_ms_per_byte + BITS / (slowest * GBIT_PER_MS)),
         kv_ms_per_token=kv_bytes * BITS / GBIT_PER_MS,
     )
 

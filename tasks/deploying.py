@@ -65,7 +65,7 @@ def local_ground(fleet: LocalFleet, spec: ScenarioSpec, leases: Sequence[Lease])
     slots = {lease.id: slot for lease in leases if (slot := fleet.slot(lease.id))}
     return Ground(
         {name: Place(slot.first_port, ADDRESS, slot.cores) for name, slot in slots.items()},
-        engine_specs(fleet.home, spec.fleet),
+        engine_specs(fleet.home, spec),
         {lease.id: fleet.public_key(lease.id) for lease in leases},
     )
 

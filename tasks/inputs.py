@@ -14,6 +14,7 @@ from catalog.seed import import_seed
 from catalog.simulations import read_caps
 from catalog.store import Catalog
 from planner.caps import Caps
+from planner.hop import hop_of
 from planner.known import Known
 from planner.market import SNAPSHOT, MarketSpec
 from planner.perf.allreduce import AllReduce, LinkFit
@@ -115,6 +116,11 @@ def read_known(connection: duckdb.DuckDBPyConnection, market: MarketState | None
         prices=state.prices,
         stock=reads.read_stock(connection),
         evidence=state.evidence,
+        hops={
+            name: hop
+            for name, messages in reads.read_hops(connection).items()
+            if (hop := hop_of(messages)) is not None
+        },
     )
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from executor.deployment import EngineSpec
 from executor.local import LocalFleet
 from executor.stage_plan import Connector
-from executor.vllm.environment import TOOLS, require_model, require_vllm
+from executor.vllm.environment import PIPELINES, TOOLS, require_model, require_vllm
+from planner.engine import Engine
 from planner.errors import CoralError, InputError
 from planner.scenario import ScenarioSpec
 from planner.site import LocalEngineSpec, LocalSite, RandomModelSpec
@@ -70,8 +71,10 @@ def check_engines(home: Path, site: LocalSite, *, to_be_made: bool = False) -> N
             require_model(model_folder(home, engine))
 
 
-def engine_specs(home: Path, site: LocalSite) -> Mapping[str, EngineSpec]:
+def engine_specs(home: Path, spec: ScenarioSpec) -> Mapping[str, EngineSpec]:
     """How the deployment starts each model."""
+    coral = spec.engine is Engine.CORAL
+    site = spec.fleet
     return {
         name: EngineSpec(
             command=(str(require_vllm(engine.python)), str(TOOLS / "launch.py")),
@@ -83,7 +86,13 @@ def engine_specs(home: Path, site: LocalSite) -> Mapping[str, EngineSpec]:
             kv_folder=str(home / "kv"),
             kv_device="cpu",
             arguments=engine.arguments,
-            environment={**ENVIRONMENT, **engine.environment},
+            environment={
+                **ENVIRONMENT,
+                **({"PYTHONPATH": str(PIPELINES)} if coral else {}),
+                **engine.environment,
+            },
+            pipeline_python=str(require_vllm(engine.python)) if coral else "",
+            transport=engine.transport,
             weights=engine.weights,
         )
         for name, engine in sorted(site.engines.items())

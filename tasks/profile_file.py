@@ -8,7 +8,6 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from planner.errors import InputError
-from planner.perf.allreduce import LinkFit
 from planner.perf.depths import layer_of_depths
 from planner.perf.grids import Line
 from planner.perf.model import ALL_REDUCES_PER_LAYER
@@ -184,15 +183,6 @@ def read_measurements(path: Path) -> Measurements:
     except (ValidationError, UnicodeDecodeError) as error:
         first = str(error.errors()[0]["msg"]) if isinstance(error, ValidationError) else str(error)
         raise ProfileFileError(f"{path} holds no measurements of this Coral ({first})") from error
-
-
-def hop_fit(links: Links) -> LinkFit | None:
-    """Latency and bandwidth of the hop, from its smallest and largest message."""
-    if len(links.hop) < 2:
-        return None
-    small, large = links.hop[0], links.hop[-1]
-    rate = (large.bytes - small.bytes) / max(large.ms - small.ms, 1e-9) / 1e6
-    return LinkFit(1e3 * small.ms, rate, f"measured over {links.hop_backend}")
 
 
 def _columns(rows: list[Message]) -> tuple[list[float], list[float]]:

@@ -195,8 +195,9 @@ def _assumptions(inputs: Inputs) -> list[str]:
         f"{settings.kv_handover_share:.0%} for moving the prompt's KV between prefill and decode.",
         f"{settings.memory_utilization:.0%} of a card's memory less "
         f"{settings.reserve_gib_per_gpu:g} GiB holds weights and KV.",
-        f"A hop between stages takes {settings.hop_latency_ms:g} ms and its bytes; traffic inside "
-        "a domain is free.",
+        f"A hop between stages takes {settings.hop_latency_ms:.3g} ms "
+        f"({'measured' if settings.hop_measured else 'assumed'}) and its bytes; traffic inside a "
+        "domain is free.",
         "Throughput is computed at mean lengths, latency with one request of p95 length.",
     ]
 

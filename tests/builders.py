@@ -133,6 +133,7 @@ def random_problem(
         hop_tokens_extra=0.0 if decode else 2.0,
         hop_bytes_per_token=20000.0,
         hop_latency_ms=0.2,
+        hop_ms_per_byte=float(rng.choice([0.0, 5e-6])),
         model_bytes=layers * 20.0 + 30.0,
         utilization=0.9,
         chunk_tokens=2.0 if mixed else 0.0,

@@ -130,6 +130,7 @@ async def _body(request: Request) -> dict[str, Any]:
         raise malformed("The request must be a JSON object.")
     if not isinstance(body.get("model"), str):
         raise malformed("The request names no model.")
+    body.pop("kv_transfer_params", None)  # would name the KV of another's prompt
     return body
 
 

@@ -1,4 +1,4 @@
-"""All-reduce by message size and the hop between two processes, by torch.distributed."""
+"""All-reduce by message size, by torch.distributed, and the hop between two processes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 START = Path(__file__).with_name("start.py")
+PIPELINES = Path(__file__).parents[1] / "vllm_pipeline"
 MESSAGES = tuple(4**n for n in range(5, 13))  # 1 KiB to 16 MiB
 REPEATS, WARM = 15, 3
 TIMEOUT_S = 120.0
@@ -22,7 +23,8 @@ TIMEOUT_S = 120.0
 def measure_links(device: str, sizes: Sequence[int], say: Callable[[str], None]) -> dict[str, Any]:
     """All-reduce for each size above one; the hop between two processes of this machine.
 
-    On a machine with one GPU nothing is reduced over GPUs, and the hop is that of the host (gloo).
+    The hop is over what Coral's pipelines use (ZeroMQ, encrypted), or, where their package can't
+    run, over torch.distributed.
     """
     reduces = []
     for size in sizes:
@@ -30,8 +32,24 @@ def measure_links(device: str, sizes: Sequence[int], say: Callable[[str], None])
             say(f"all-reduce over {size}")
             reduces += [{"tp": size, **row} for row in _run("all_reduce", size, device)]
     say("hop between two processes")
+    if found := _pipeline_hop():
+        return {"all_reduce": reduces, "hop": found, "hop_backend": "ZeroMQ"}
     pair = device if max(sizes) > 1 else "cpu"
     return {"all_reduce": reduces, "hop": _run("hop", 2, pair), "hop_backend": _backend(pair)}
+
+
+def _pipeline_hop() -> list[dict[str, Any]]:
+    """Bytes and ms; none where the package's needs are not installed."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "coral_vllm_pipeline.hop"],
+            capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+            env={**os.environ, "PYTHONPATH": str(PIPELINES)},
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return []
+    found: list[dict[str, Any]] = json.loads(done.stdout) if done.returncode == 0 else []
+    return found
 
 
 def _run(kind: str, size: int, device: str) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from planner.errors import InputError
 
 VERSION = "0.32."  # stage plans use its command line and the custom parts its interfaces
 TOOLS = Path(__file__).parent
+PIPELINES = TOOLS.parent / "vllm_pipeline"  # the package, for vLLM's PYTHONPATH
 SET_UP = "set it up with `make setup-vllm`"
 ASK = (
     "from importlib.metadata import version, PackageNotFoundError\n"

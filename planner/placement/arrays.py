@@ -53,6 +53,7 @@ class PhaseArrays:
             layers=terms.layers,
             budget_ms=terms.budget_ms,
             hop_latency_ms=terms.hop_latency_ms,
+            hop_ms_per_bit=terms.hop_ms_per_byte / 8.0,
             hop_bits=hop * terms.hop_tokens,
             hop_bits_extra=hop * terms.hop_tokens_extra,
             tolerance=RELATIVE_TOLERANCE,

@@ -101,6 +101,7 @@ class RequestTerms:
     chunk_tokens: float = 0.0  # aggregated: new prompt tokens per decode of a step, p / o
     p95_input: float = 0.0
     chunks_budget_ms: float = math.inf  # aggregated: for all chunks of a p95 prompt
+    hop_ms_per_byte: float = 0.0  # of the transport, beside the network's own
 
     def chunks_of_p95_prompt(self, share: int) -> float:
         """Chunks of a p95 prompt in a group that takes `share` requests of a micro-batch.
@@ -159,7 +160,10 @@ class PhaseProblem:
     @cached_property
     def terms_digest(self) -> str:
         """Content hash of everything but the nodes."""
-        parts = [FORMULATION_VERSION, self.workload, asdict(self.terms), self.batch_sizes]
+        terms = asdict(self.terms)
+        if not self.terms.hop_ms_per_byte:  # as before there was one: libraries stay
+            del terms["hop_ms_per_byte"]
+        parts = [FORMULATION_VERSION, self.workload, terms, self.batch_sizes]
         text = json.dumps([*parts, self.least_gain, self.solver], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -230,6 +234,7 @@ def _request_terms(workload: Workload, phase: Phase, settings: PlacementSettings
         hop_tokens_extra=0.0 if holds_output else lengths.p95_input - lengths.mean_input,
         hop_bytes_per_token=model.hop_bytes_per_token,
         hop_latency_ms=settings.hop_latency_ms,
+        hop_ms_per_byte=settings.hop_ms_per_byte,
         model_bytes=model.total_bytes,
         utilization=settings.utilization[phase],
         chunk_tokens=chunk_tokens,

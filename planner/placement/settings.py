@@ -43,6 +43,8 @@ class PlacementSettings:
     reserve_gib_per_gpu: float = 1.5  # activations, CUDA graphs, NCCL buffers
     max_batched_tokens: int = 8192  # new tokens in one prefill step
     hop_latency_ms: float = 0.2  # between two stages, before the bytes
+    hop_ms_per_byte: float = 0.0  # of the transport, beside the network's own
+    hop_measured: bool = False
     aggregated_batch_sizes: tuple[int, ...] = (4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
     ttft_queue_share: float = 0.20  # of the TTFT objective, kept for queueing
     kv_handover_share: float = 0.30  # of the TTFT objective, kept for moving the prompt's KV

@@ -325,11 +325,13 @@ def node_times(
 
 
 def hop_ms(problem: PhaseProblem, combination: Combination, batch: float) -> float:
-    """Time between two stages: latency + tokens x bytes / the slowest network of the nodes."""
+    """Time between two stages: latency, and bytes over the transport and the slowest network."""
     terms = problem.terms
     slowest = min(problem.nodes[name].network_peak_gbit_per_s for name, _ in combination)
     tokens = batch * terms.hop_tokens + terms.hop_tokens_extra
-    return terms.hop_latency_ms + tokens * terms.hop_bytes_per_token * 8.0 / (slowest * GBIT_PER_MS)
+    moved = tokens * terms.hop_bytes_per_token
+    own = terms.hop_latency_ms + moved * terms.hop_ms_per_byte
+    return own + moved * 8.0 / (slowest * GBIT_PER_MS)
 
 
 def network_ms(

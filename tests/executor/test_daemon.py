@@ -59,7 +59,7 @@ def test_no_engine_is_asked_for_longer_requests_than_its_kv_holds(
     kv_tokens: int | None, longest: int
 ) -> None:
     engine = ENGINE.model_copy(update={"max_model_len": 4096, "block_size": 32})
-    plan = replica("r", "a").model_copy(update={"kv_tokens": kv_tokens}).plan(engine)
+    plan = replica("r", "a").model_copy(update={"kv_tokens": kv_tokens}).plan(engine, "")
     argv = plan.processes[0].argv
     assert argv[argv.index("--max-model-len") + 1] == str(longest)
 

@@ -250,6 +250,13 @@ def test_prefill_then_decode_with_the_transfer_handed_on(tmp_path: Path) -> None
     assert decode.seen[0]["kv_transfer_params"] == {"remote_engine_id": "p1"}
 
 
+def test_clients_cannot_name_the_kv_of_a_prompt(tmp_path: Path) -> None:
+    engine = Engine()
+    with gateway(tmp_path, (engine, Phase.AGGREGATED)) as (client, _, _):
+        assert ask(client, kv_transfer_params={"do_remote_prefill": True}).status_code == 200
+    assert "kv_transfer_params" not in engine.seen[0]
+
+
 def test_half_a_pair_is_not_ready(tmp_path: Path) -> None:
     with gateway(tmp_path, (Engine(), Phase.DECODE)) as (client, _, _):
         assert ask(client).status_code == 503

@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 from coral_vllm_pipeline import PipelineError
 from coral_vllm_pipeline.layout import Layout, Node, Stage, read_layout
@@ -34,10 +36,11 @@ def test_a_layout_comes_back_from_its_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("control", "stages", "message"),
     [
-        ("127.0.0.1", (Stage(4, (node(),)),), "two stages at least"),
+        ("127.0.0.1", (), "one stage at least"),
         ("127.0.0.1", (Stage(4, (node(),)), Stage(0, (node(),))), "stage 1 has no layers"),
         ("127.0.0.1", (Stage(4, (node(),)), Stage(1, ())), "or no nodes"),
-        ("127.0.0.1", (Stage(4, (node(tp=11),)), Stage(1, (node(),))), "parallel size 11"),
+        ("127.0.0.1", (Stage(4, (node(tp=0),)), Stage(1, (node(),))), "parallel size 0"),
+        ("127.0.0.1", (Stage(4, (node(weight=0.0),)), Stage(1, (node(),))), "weight 0"),
         ("10.0.0.1", (Stage(4, (node(),)), Stage(1, (node(),))), "needs keys"),
     ],
 )
@@ -182,11 +185,31 @@ def output(**tokens: int) -> Output:
     return Output(names, {n: k for k, n in enumerate(names)}, [[tokens[n]] for n in names])
 
 
+class Logprobs(NamedTuple):
+    """As vLLM's LogprobsLists."""
+
+    logprob_token_ids: np.ndarray
+    logprobs: np.ndarray
+    sampled_token_ranks: np.ndarray
+    cu_num_generated_tokens: list[int] | None = None
+
+
+def test_log_probabilities_stay_with_their_requests() -> None:
+    first, second, third = output(c=3, a=1), output(b=2), output(d=4)
+    first.logprobs = Logprobs(np.array([[3], [1]]), np.array([[-0.3], [-0.1]]), np.array([7, 5]))
+    second.logprobs = Logprobs(np.array([[2, 9]]), np.array([[-0.2, -0.9]]), np.array([6]))
+    found = merge_outputs([first, second, third], ["a", "b", "c", "d"]).logprobs
+    assert found.logprob_token_ids.tolist() == [[1, 0], [2, 9], [3, 0], [0, 0]]
+    assert found.logprobs[:, 0].tolist() == [-0.1, -0.2, -0.3, 0.0]
+    assert found.sampled_token_ranks.tolist() == [5, 6, 7, 0]
+
+
 def test_outputs_come_together_in_the_schedulers_order() -> None:
     merged = merge_outputs([output(c=3, a=1), None, output(b=2)], ["a", "b", "c"])
     assert merged.req_ids == ["a", "b", "c"]
     assert merged.sampled_token_ids == [[1], [2], [3]]
     assert merged.req_id_to_index == {"a": 0, "b": 1, "c": 2}
+    assert merged.logprobs is None
     assert merge_outputs([None, output()], ["a"]) is None
     one = output(a=1)
     assert merge_outputs([one, output()], ["a"]) is one

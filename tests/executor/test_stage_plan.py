@@ -136,5 +136,8 @@ def test_what_stock_vllm_cannot_run_is_refused(
 def test_several_nodes_in_a_stage_are_refused() -> None:
     node = StageNode("L4 x1", 1, 1, 1)
     wide = Placement((Stage(0, 4, (node, node)),), 1, 1, 1.0, 1.0, 1.0)
-    with pytest.raises(StagePlanError, match="one node per stage; plan with engine: vllm"):
+    with pytest.raises(
+        StagePlanError,
+        match="one node per stage; plan with engine: vllm, or run it with engine: coral",
+    ):
         plan_stages("r", Phase.AGGREGATED, wide, [host("h1")], SETTINGS)

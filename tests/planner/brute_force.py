@@ -34,7 +34,8 @@ def _rps(problem, combination, stages, layers, m, b) -> float:
         choices.append(_stage_choices(problem, names, count, ends, m, b))
     slowest_network = min(problem.nodes[n].network_peak_gbit_per_s for n, _ in combination)
     tokens = b * terms.hop_tokens + terms.hop_tokens_extra
-    hop = terms.hop_latency_ms + tokens * terms.hop_bytes_per_token * 8 / (slowest_network * 1e6)
+    per_byte = terms.hop_ms_per_byte + 8 / (slowest_network * 1e6)
+    hop = terms.hop_latency_ms + tokens * terms.hop_bytes_per_token * per_byte
     best = 0.0
     for picked in itertools.product(*choices):
         total = sum(latency for _, latency, _ in picked) + hop * (len(stages) - 1)

@@ -51,4 +51,5 @@ def staged(phase: Phase, *stages: tuple[tuple[int, int], ...]) -> Template:
 def test_stock_vllm_runs_it_or_says_why_not(made: Template, reason: str | None) -> None:
     assert why_not(made, Engine.VLLM) == reason
     assert why_not(made, Engine.ANY) is None
+    assert why_not(made, Engine.CORAL) is None
     assert runnable([made], Engine.VLLM) == (() if reason else (made,))

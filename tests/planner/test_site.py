@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from planner.engine import EngineLimits, engine_limits
 from planner.errors import ScenarioError, UnknownNameError
 from planner.figures import service_figures
+from planner.hop import Hop
 from planner.known import Known
 from planner.perf.model import PerformanceModel
 from planner.perf.tables import LayerRow
@@ -57,6 +58,19 @@ def test_nodes_of_this_machine_are_offers_with_their_memory_and_stock(known: Kno
     found = {(o.instance_type, o.price_usd_per_hour, o.stock) for o in scenario.offers}
     assert found == {("cpu-a", 0.02, 1), ("cpu-b", 0.01, 1)}
     assert "as the scenario says" in scenario.offers[0].stock_source
+
+
+def test_a_measured_hop_is_planned_with_unless_the_scenario_says_another(known: Known) -> None:
+    hops = {"CPU": Hop(0.3, 2e-6), "L4-24GB": Hop(9.0, 9.0)}
+    here = replace(measured(known), hops=hops)
+    found = resolve_scenario(local(), here).placement
+    assert (found.hop_latency_ms, found.hop_ms_per_byte, found.hop_measured) == (0.3, 2e-6, True)
+    spec = local()
+    said = spec.placement.model_copy(update={"hop_latency_ms": 0.5})
+    kept = resolve_scenario(spec.model_copy(update={"placement": said}), here).placement
+    assert (kept.hop_latency_ms, kept.hop_ms_per_byte, kept.hop_measured) == (0.5, 0.0, False)
+    assumed = resolve_scenario(local(), replace(here, hops={"other": hops["CPU"]})).placement
+    assert (assumed.hop_latency_ms, assumed.hop_measured) == (0.2, False)
 
 
 def test_without_a_measurement_the_way_out_is_named(known: Known) -> None:
@@ -125,9 +139,9 @@ def test_a_site_that_contradicts_itself_is_refused(fleet: dict, message: str) ->
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"engine": "any"}, "engine: vllm"), ({"domains": ["aws:us-east-1"]}, "one domain")],
+    [({"engine": "any"}, "engine: vllm or coral"), ({"domains": ["aws:us-east-1"]}, "one domain")],
 )
-def test_a_local_fleet_runs_stock_vllm_in_its_own_domain(change: dict, message: str) -> None:
+def test_a_local_fleet_runs_vllm_in_its_own_domain(change: dict, message: str) -> None:
     content = {**read_scenario("local").model_dump(mode="json"), **change}
     with pytest.raises(ValidationError, match=message):
         ScenarioSpec.model_validate(content)
@@ -172,6 +186,15 @@ def test_an_engine_takes_what_the_placement_counts_on(
     phase: Phase, groups: int, limits: EngineLimits
 ) -> None:
     assert engine_limits(phase, placement(2, 8, groups), LENGTHS) == limits
+
+
+def test_one_engine_over_unequal_nodes_takes_the_whole_batch() -> None:
+    stages = (
+        Stage(0, 2, (StageNode("N x1", 1, 1, 2), StageNode("N x2", 1, 2, 6))),
+        Stage(2, 2, (StageNode("N x2", 2, 1, 8),)),
+    )
+    made = Placement(stages, 2, 8, 20.0, 20.0, 10.0)
+    assert engine_limits(Phase.DECODE, made, LENGTHS) == EngineLimits(16, 16)
 
 
 def template(phase: Phase, made: Placement) -> Template:

@@ -23,6 +23,7 @@ from executor.home import HomeFiles
 from executor.local import LocalFleet, NoControllerError
 from executor.routes import read_routes
 from executor.vllm.environment import ModelFolderError, VllmError
+from planner.engine import Engine
 from planner.leases import LeaseState
 from planner.scenario import ScenarioSpec
 from planner.site import LocalSite
@@ -60,11 +61,15 @@ def take_measurements(catalog: Catalog) -> Path:
 
 
 def vllm_python(folder: Path, version: str = "0.32.0") -> Path:
-    """Answers its vLLM's version, and starts the small server for the launcher."""
+    """Answers its vLLM's version; starts the small server for the launcher and for a pipeline's
+    head, and something that only lives for its nodes.
+    """
     found = folder / f"python-{version}"
+    server = f"exec {sys.executable} {FAKE}"
     found.write_text(
-        f'#!/bin/sh\ncase "$1" in\n-c) echo {version};;\n'
-        f'*) shift; exec {sys.executable} {FAKE} "$@";;\nesac\n'
+        f'#!/bin/sh\ncase "$1 $2" in\n"-c "*) echo {version};;\n'
+        f'"-m coral_vllm_pipeline.node") {server} --headless;;\n'
+        f'*) shift; {server} "$@";;\nesac\n'
     )
     found.chmod(0o755)
     return found
@@ -220,6 +225,26 @@ def test_a_node_whose_agent_died_is_launched_again(
     assert len(again.lease_ids) == 2
     assert victim not in again.lease_ids
     assert until(lambda: len(routed(catalog)) == 1)
+
+
+def test_a_pipeline_of_corals_own_is_brought_up_and_rebuilt_on_another_node(
+    catalog: Catalog, spec: ScenarioSpec, controller: Daemon
+) -> None:
+    spec = spec.model_copy(update={"engine": Engine.CORAL})
+    run(catalog, spec)
+    (replica,) = deployed(catalog)
+    assert until(lambda: routed(catalog) == {replica.id})
+    logs = [path.name for path in (catalog.home / "agents").glob(f"*/{replica.id}-*.log")]
+    ends = ["pipe0-head.log", "pipe0-stage0-node0.log", "pipe0-stage1-node0.log"]
+    assert sorted(logs) == [f"{replica.id}-{end}" for end in ends]
+    victim = replica.stages[1].nodes[0].lease_id
+    known = json.loads((catalog.home / "agents" / victim / "agent.json").read_text())
+    psutil.Process(known["pid"]).kill()
+    found = run(catalog, spec, 10)
+    assert found.applied.launched == 1
+    (again,) = deployed(catalog)
+    assert victim not in again.lease_ids and len(again.lease_ids) == 2
+    assert until(lambda: routed(catalog) == {again.id})
 
 
 def test_down_ends_all_nodes(catalog: Catalog, spec: ScenarioSpec, controller: Daemon) -> None:

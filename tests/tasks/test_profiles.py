@@ -17,6 +17,7 @@ import pytest
 from catalog import reads
 from catalog.store import Catalog
 from planner.errors import InputError, MissingProfileError, UnknownNameError
+from planner.hop import hop_of
 from planner.known import Known
 from planner.perf.model import PerformanceModel
 from planner.shapes import ModelConfigError
@@ -24,7 +25,7 @@ from planner.types import NodeClass
 from tasks.inputs import load_inputs, performance_model
 from tasks.library import build_phase
 from tasks.profile_catalog import calibrate, import_file, known_of, list_tables, read_table
-from tasks.profile_file import ProfileFileError, hop_fit, read_measurements
+from tasks.profile_file import ProfileFileError, read_measurements
 from tasks.profile_plot import draw_table
 from tasks.profile_run import (
     ProfileRequest,
@@ -284,10 +285,14 @@ def test_factors_that_are_saved_are_planned_with(catalog: Catalog, known: Known)
         calibrate(home_of(catalog), "T4", "dense", False)
 
 
-def test_a_hop_is_a_latency_and_a_bandwidth(tmp_path: Path) -> None:
-    fit = hop_fit(read_measurements(file_of(tmp_path, measurements())).links)
-    assert fit is not None
-    assert (fit.latency_us, fit.bus_bandwidth_gbyte_per_s) == pytest.approx((100.0, 2**20 / 1e6))
+def test_a_hop_is_a_latency_and_time_for_every_byte(tmp_path: Path) -> None:
+    rows = read_measurements(file_of(tmp_path, measurements())).links.hop
+    hop = hop_of([(row.bytes, row.ms) for row in rows])
+    assert hop is not None
+    per_byte = 1e-6 * 1e6 / 2**20
+    assert hop.ms_per_byte == pytest.approx(per_byte)
+    assert hop.latency_ms == pytest.approx(0.1 - 1024 * per_byte)
+    assert hop_of([(1024, 0.1)]) is None
 
 
 FAKE = """

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from executor.deployment import EngineSpec
+from executor.stage_plan import Connector
+from planner.types import Phase
+from tasks.local_site import ENVIRONMENT
+
+from .site import Site, replica, site_at
 
 VENV = Path(__file__).parents[2] / ".venv-vllm"
 FOLDER = Path(__file__).parents[2] / "executor" / "vllm"
@@ -21,8 +29,49 @@ def vllm_command() -> tuple[str, ...]:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model") / "tiny"
-    subprocess.run(
-        [VENV / "bin" / "python", FOLDER / "tiny_model.py", folder], check=True, timeout=300
-    )
+    return make_model(tmp_path_factory.mktemp("model") / "tiny", "llama")
+
+
+@pytest.fixture(scope="session")
+def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Other architectures by name."""
+    folder = tmp_path_factory.mktemp("models")
+    return {kind: make_model(folder / kind, kind) for kind in ("qwen3", "qwen3_moe", "gemma3_text")}
+
+
+def make_model(folder: Path, kind: str) -> Path:
+    command = [VENV / "bin" / "python", FOLDER / "tiny_model.py", folder, "--kind", kind]
+    subprocess.run(command, check=True, timeout=300)
     return folder
+
+
+@pytest.fixture(scope="session")
+def engine(
+    vllm_command: tuple[str, ...], tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> EngineSpec:
+    return EngineSpec(
+        command=vllm_command,
+        model_path=str(tiny_model),
+        max_model_len=512,
+        dtype="float32",
+        kv_cache_bytes=128 * 2**20,
+        block_size=32,
+        connector=Connector.NIXL,
+        kv_folder=str(tmp_path_factory.mktemp("kv")),
+        kv_device="cpu",
+        environment=ENVIRONMENT,
+    )
+
+
+@pytest.fixture(scope="session")
+def site(engine: EngineSpec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with site_at(tmp_path_factory.mktemp("site"), engine) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def alone(site: Site) -> list[str]:
+    """What a single process answers."""
+    site.deploy(replica("alone", Phase.AGGREGATED, ("n0", 4)))
+    site.wait("alone")
+    return site.texts()

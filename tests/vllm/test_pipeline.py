@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
-import time
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 
-import httpx
 import pytest
 from coral_vllm_pipeline.layout import Layout, Node, Stage
+
+from executor.pipeline_plan import derived_keys
 
 from .conftest import VENV
 
@@ -26,14 +25,13 @@ ENVIRONMENT = {
     "VLLM_USE_V2_MODEL_RUNNER": "0",
 }  # fmt: skip
 BLOCK = 32 * 2**10  # bytes of one block of one of the tiny model's layers, on one rank
-READY_S = 600.0
 
 
 def ports(count: int) -> list[int]:
-    """Free ones, ten apart."""
+    """Probably free ones, twenty apart."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        first = free.getsockname()[1] % 20000 + 30000
+        first = free.getsockname()[1] % 10000 + 20000  # not among outgoing ones
     return [first + 20 * number for number in range(count)]
 
 
@@ -42,21 +40,18 @@ def node(port: int, tp: int = 1, core: int = 0, **more: object) -> Node:
     return Node("127.0.0.1", port, tp, cores=cores, **more)  # type: ignore[arg-type]
 
 
-@pytest.fixture(scope="module")
-def plain(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """What one process of plain vLLM says."""
-    return run_case(tiny_model, tmp_path_factory.mktemp("plain"), None)
+def uneven(tp: int = 1, **more: object) -> Layout:
+    """3 layers on one node, 1 on another of its own width."""
+    p = ports(3)
+    stages = (Stage(3, (node(p[1]),)), Stage(1, (node(p[2], tp, core=1),)))
+    return Layout("127.0.0.1", p[0], stages, **more)  # type: ignore[arg-type]
 
 
-def run_case(model: Path, folder: Path, layout: Layout | None) -> dict:
-    command = [PYTHON, str(CASE), str(model), str(folder / "out.json")]
-    if layout is not None:
-        layout.write(folder / "layout.json")
-        command += ["--layout", str(folder / "layout.json")]
-    with (folder / "log").open("w") as log:
-        done = subprocess.run(command, env=ENVIRONMENT, stdout=log, stderr=log, timeout=800)
-    assert done.returncode == 0, (folder / "log").read_text()[-3000:]
-    return json.loads((folder / "out.json").read_text())
+def shared() -> Layout:
+    """TP1 -> {TP1, TP1}, of which the second takes three times as many requests."""
+    p = ports(4)
+    last = (node(p[2], core=1), node(p[3], weight=3.0))
+    return Layout("127.0.0.1", p[0], (Stage(3, (node(p[1]),)), Stage(1, last)))
 
 
 def crossing() -> Layout:
@@ -68,80 +63,98 @@ def crossing() -> Layout:
     return Layout("127.0.0.1", p[0], (first, second))
 
 
-def three() -> Layout:
+def three(**more: object) -> Layout:
     p = ports(4)
     stages = tuple(Stage(n, (node(p[k + 1], core=k),)) for k, n in enumerate((1, 2, 1)))
-    return Layout("127.0.0.1", p[0], stages)
+    return Layout("127.0.0.1", p[0], stages, **more)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("layout", "preempts"), [(crossing, True), (three, False)])
-def test_equal_to_one_process_token_for_token(
-    tiny_model: Path, tmp_path: Path, plain: dict, layout: object, preempts: bool
-) -> None:
-    found = run_case(tiny_model, tmp_path, layout())  # type: ignore[operator]
-    assert len(found["tokens"]) == 24
-    assert found["tokens"] == plain["tokens"]
-    assert (found["preemptions"] > 0) == preempts
+def side_by_side() -> Layout:
+    p = ports(3)
+    return Layout("127.0.0.1", p[0], (Stage(4, (node(p[1]), node(p[2], core=1))),))
+
+
+def alone(tp: int = 1, layers: int = 4, **more: object) -> Layout:
+    p = ports(2)
+    return Layout("127.0.0.1", p[0], (Stage(layers, (node(p[1], tp),)),), **more)  # type: ignore[arg-type]
+
+
+def reversed_wide(**more: object) -> Layout:
+    """1 layer, and 3 on TP2 or TP1: stages of several nodes, cut elsewhere than `uneven`."""
+    p = ports(4)
+    second = Stage(3, (node(p[2], 2), node(p[3], core=1)))
+    return Layout("127.0.0.1", p[0], (Stage(1, (node(p[1]),)), second), **more)  # type: ignore[arg-type]
+
+
+KEYS = derived_keys("secret", "pipeline")
+OWN = {"public_key": KEYS.public, "secret_key": KEYS.secret}
+KV = {"kv_public_key": KEYS.public, "kv_secret_key": KEYS.secret}
+CASES: dict[str, dict[str, object]] = {
+    "llama": {},
+    "qwen3": {"model": "qwen3"},
+    "qwen3_moe": {"model": "qwen3_moe"},
+    "gemma3_text": {"model": "gemma3_text"},
+    "uneven": {"layout": uneven(**OWN), "prefix_caching": True},
+    "wider": {"layout": uneven(2), "model": "qwen3"},
+    "shared": {"layout": shared(), "model": "qwen3_moe"},
+    "windows": {"layout": shared(), "model": "gemma3_text"},
+    "crossing": {"layout": crossing()},
+    "three over gloo": {"layout": three(transport="gloo")},
+    "one stage of two nodes": {"layout": side_by_side()},
+    "3+1 to 1+3": {"prefill": uneven(**KV), "decode": reversed_wide(**KV)},
+    "TP1 to TP2": {"prefill": alone(**KV), "decode": alone(2, **KV)},
+}  # fmt: skip
+HANDED_OVER = [name for name, case in CASES.items() if "prefill" in case]
+
+
+@pytest.fixture(scope="module")
+def found(
+    tiny_model: Path, tiny_models: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict:
+    """What every case says, all by one process that imports vLLM once."""
+    folder, cases = tmp_path_factory.mktemp("cases"), {}
+    models = {"llama": tiny_model, **tiny_models}
+    for number, (name, case) in enumerate(CASES.items()):
+        cases[name] = {**case, "model": str(models[str(case.get("model", "llama"))])}
+        for key, layout in case.items():
+            if isinstance(layout, Layout):
+                path = folder / f"{number}-{key}.json"
+                layout.write(path)
+                cases[name][key] = str(path)
+    (folder / "cases.json").write_text(json.dumps(cases))
+    command = [PYTHON, str(CASE), str(folder / "cases.json"), str(folder / "out.json")]
+    with (folder / "log").open("w") as log:
+        done = subprocess.run(command, env=ENVIRONMENT, stdout=log, stderr=log, timeout=850)
+    assert done.returncode == 0, (folder / "log").read_text()[-3000:]
+    answers = json.loads((folder / "out.json").read_text())
+    for name, answer in answers.items():
+        if "error" in answer:
+            print(name, answer["error"], (folder / "log").read_text()[-5000:], sep="\n")
+    return answers
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.keys() - {"model"}])
+def test_equal_to_one_process_token_for_token(found: dict, name: str) -> None:
+    mine, model = found[name], str(CASES[name].get("model", "llama"))
+    plain = found[model]
+    assert "error" not in mine, mine["error"]
+    assert len(plain["tokens"]) == 24 and {len(tokens) for tokens in plain["tokens"]} == {40}
+    assert len({tuple(tokens) for tokens in plain["tokens"]}) > 12  # not the same all over
+    assert mine["tokens"] == plain["tokens"]
+    for ours, theirs in zip(mine["logprobs"], plain["logprobs"], strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-3)
+    assert (mine["preemptions"] > 0) == (name == "crossing")
     assert plain["preemptions"] == 0
 
 
-@pytest.fixture
-def server(tiny_model: Path, tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
-    """A server over 3 and 1 layers, as nodes and a head are started."""
-    p = ports(4)
-    layout = Layout("127.0.0.1", p[0], (Stage(3, (node(p[1]),)), Stage(1, (node(p[2], core=1),))))
-    path = tmp_path / "layout.json"
-    layout.write(path)
-    started = []
-    for s in range(2):
-        words = [PYTHON, "-m", "coral_vllm_pipeline.node", str(path), str(s), "0"]
-        started.append(subprocess.Popen(words, env=ENVIRONMENT, start_new_session=True))
-    words = [
-        PYTHON, "-m", "coral_vllm_pipeline.serve", str(path), str(tiny_model),
-        "--host", "127.0.0.1", "--port", str(p[3]), "--dtype", "float32",
-        "--max-model-len", "128", "--kv-cache-memory-bytes", str(2**24), "--block-size", "32",
-        "--served-model-name", "tiny", "--no-enable-prefix-caching",
-    ]  # fmt: skip
-    with (tmp_path / "server.log").open("w") as log:
-        started.append(
-            subprocess.Popen(words, env=ENVIRONMENT, stdout=log, stderr=log, start_new_session=True)
-        )
-    url, ends = f"http://127.0.0.1:{p[3]}", time.monotonic() + READY_S
-    while time.monotonic() < ends:
-        assert started[-1].poll() is None, (tmp_path / "server.log").read_text()[-3000:]
-        try:
-            if httpx.get(f"{url}/health", trust_env=False).status_code == 200:
-                break
-        except httpx.HTTPError:
-            time.sleep(0.5)
-    yield url, started
-    for process in started:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+@pytest.mark.parametrize("name", HANDED_OVER)
+def test_decode_computes_the_last_token_of_a_prompt_alone(found: dict, name: str) -> None:
+    sources, length = found[name]["sources"], sum(found[name]["prompts"])
+    assert sources["local_compute"] == 24
+    assert sources["external_kv_transfer"] == sum(sources.values()) - 24 == length - 24
 
 
-def test_a_lost_node_fails_its_requests_at_once(
-    server: tuple[str, list[subprocess.Popen[bytes]]],
-) -> None:
-    url, started = server
-    asked = {"model": "tiny", "prompt": "the reef", "max_tokens": 100, "ignore_eos": True,
-             "temperature": 0.0}  # fmt: skip
-    whole = httpx.post(f"{url}/v1/completions", json=asked, timeout=120, trust_env=False).json()
-    assert whole["usage"]["completion_tokens"] == 100
-    text, ended = "", 0.0
-    with httpx.stream(
-        "POST", f"{url}/v1/completions", json={**asked, "stream": True}, timeout=120,
-        trust_env=False,
-    ) as answer:  # fmt: skip
-        try:
-            for line in answer.iter_lines():
-                text += line
-                if "data: {" in line and not ended:
-                    os.killpg(started[1].pid, signal.SIGKILL)
-                    ended = time.monotonic()
-        except httpx.HTTPError as error:
-            text += f"error: {error}"
-    assert time.monotonic() - ended < 2.0
-    assert "error" in text
+def test_known_blocks_are_not_computed_again(found: dict) -> None:
+    """Whole ones of 32 tokens, never the last token."""
+    wanted = [(length - 1) // 32 * 32 for length in found["uneven"]["prompts"]]
+    assert found["uneven"]["cached"] == wanted and sum(wanted) > 0

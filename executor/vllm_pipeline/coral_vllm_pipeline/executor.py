@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import zmq
@@ -23,7 +21,7 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 
 from . import PipelineError
-from .layout import ENVIRONMENT, Layout, read_layout
+from .layout import HERE, Layout, read_layout
 from .pools import Pools
 from .splitting import merge_outputs, split_step
 from .version import require_vllm
@@ -39,6 +37,7 @@ CONNECT_S = 10.0
 class Shared:
     """What executor and scheduler of one engine's process share."""
 
+    executor: PipelineExecutor
     pools: Pools
     shared: bool  # some stage has several nodes
 
@@ -54,15 +53,17 @@ def pools_of() -> Shared:
 
 
 class PipelineExecutor(Executor):  # type: ignore[misc]
-    """Workers on nodes, by the layout that CORAL_PIPELINE_LAYOUT names."""
+    """Workers on nodes, by the layout in the environment."""
 
     supports_pp = True
 
     def _init_executor(self) -> None:
         require_vllm()
-        self.layout: Layout = read_layout(Path(os.environ[ENVIRONMENT]))
+        if self.vllm_config.speculative_config is not None:
+            raise PipelineError("pipelines over unequal nodes run no speculative decoding")
+        self.layout: Layout = read_layout(HERE)
         self.names = [identity(*place) for place in self.layout.places]
-        self.sockets = Sockets(self.layout)
+        self.sockets = Sockets(self.layout.public_key, self.layout.secret_key)
         self.commands = self.sockets.bind(zmq.ROUTER, self.layout.commands)
         self.commands.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.failed: str = ""
@@ -86,9 +87,17 @@ class PipelineExecutor(Executor):  # type: ignore[misc]
         """Of every stage its layers, all of one kind: the engine counts blocks, nodes have bytes.
 
         Tensor parallel sizes give nodes different heads; what each really has is put right in
-        `initialize_from_config`. Raises PipelineError: layers of several kinds.
+        `initialize_from_config`. Layers that attend to a window alone keep all their KV here.
+        Raises PipelineError: layers of several other kinds.
         """
+        from vllm.v1.core.kv_cache_utils import unify_hybrid_kv_cache_specs
+
         self.specs = self._call("get_kv_cache_spec")
+        every = {type(one).__name__: one for own in self.specs.values() for one in own.values()}
+        for name, own in self.specs.items():
+            joint = {**every, **own}  # a stage may have one kind alone
+            unify_hybrid_kv_cache_specs(joint)
+            self.specs[name] = {layer: joint[layer] for layer in own}
         kinds = {(type(x), x.block_size) for own in self.specs.values() for x in own.values()}
         if len(kinds) != 1:
             raise PipelineError("models whose layers have several kinds of KV are not split yet")
@@ -128,7 +137,7 @@ class PipelineExecutor(Executor):  # type: ignore[misc]
                 f"the smallest node holds {longest} tokens of KV and --max-model-len is "
                 f"{self.model_config.max_model_len}; lower it, or give the node more memory"
             )
-        _shared.append(Shared(pools, any(len(stage.nodes) > 1 for stage in self.layout.stages)))
+        _shared.append(Shared(self, pools, self.layout.is_shared))
         return [
             pools.common * sum(spec.page_size_bytes for spec in stage.values())
             for stage in self.shown
@@ -159,25 +168,38 @@ class PipelineExecutor(Executor):  # type: ignore[misc]
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
         """Send a step to every node; what it gives comes with `sample_tokens`."""
-        number, pools = next(self.numbers), pools_of().pools
+        number, pools = next(self.numbers), pools_of()
         self._raise_failure()
-        stages = self.layout.stages
-        split = [
-            split_step(scheduler_output, pools, s, len(stage.nodes))
-            for s, stage in enumerate(stages)
-        ]
-        for s, n, r in self.layout.places:
-            targets = {}
-            if s + 1 < len(stages):
-                targets = {q: pools.node_of(q, s + 1) for q in split[s][n].num_scheduled_tokens}
-            self._send(identity(s, n, r), "step", None, (number, split[s][n], targets))
-        for request in scheduler_output.finished_req_ids:
-            pools.forget(request)
+        if pools.shared:
+            self._send_split(number, scheduler_output, pools.pools)
+        else:  # block numbers are the scheduler's on every node
+            message = pack(("step", None, (number, scheduler_output, None, None)))
+            for name in self.names:
+                self._send_packed(name, message)
         self.step = scheduler_output
         found: Future[Any] = Future()
         empty = not scheduler_output.total_num_scheduled_tokens
         found.set_result(EMPTY_MODEL_RUNNER_OUTPUT if empty else None)
         return found if non_block else found.result()
+
+    def _send_split(self, number: int, step: Any, pools: Pools) -> None:
+        """Every node its requests, with its own block numbers, and its neighbours by request."""
+        stages = self.layout.stages
+
+        def nodes_of(there: int, requests: Iterable[str]) -> dict[str, int] | None:
+            if not 0 <= there < len(stages) or len(stages[there].nodes) == 1:
+                return None
+            return {request: pools.node_of(request, there) for request in requests}
+
+        for s, stage in enumerate(stages):
+            for n, mine in enumerate(split_step(step, pools, s, len(stage.nodes))):
+                requests = mine.num_scheduled_tokens
+                sources, targets = nodes_of(s - 1, requests), nodes_of(s + 1, requests)
+                message = pack(("step", None, (number, mine, sources, targets)))
+                for r in range(stage.nodes[n].tensor_parallel_size):
+                    self._send_packed(identity(s, n, r), message)
+        for request in step.finished_req_ids:
+            pools.forget(request)
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
         """The tokens of the step that was sent last."""
@@ -190,6 +212,14 @@ class PipelineExecutor(Executor):  # type: ignore[misc]
             lambda outputs: merge_outputs([outputs[name] for name in sorted(outputs)], order),
         )
         return found if non_block else found.result()
+
+    def pull(self, nodes: Sequence[int], asked: tuple[Any, ...]) -> Future[Any]:
+        """Have a request's node of every stage fetch KV; by worker what went wrong, '' if nothing.
+
+        Answers come while steps go on.
+        """
+        names = [identity(s, n, r) for s, n, r in self.layout.places if nodes[s] == n]
+        return self._ask_each("pull", dict.fromkeys(names, asked))
 
     # Everything else.
 
@@ -257,11 +287,13 @@ class PipelineExecutor(Executor):  # type: ignore[misc]
         return found
 
     def _send(self, name: str, kind: str, ticket: int | None, value: tuple[Any, ...]) -> None:
-        message = [name.encode(), pack((kind, ticket, value))]
-        ends = time.monotonic() + (CONNECT_S if kind == "start" else 0.0)
+        self._send_packed(name, pack((kind, ticket, value)), CONNECT_S if kind == "start" else 0.0)
+
+    def _send_packed(self, name: str, message: bytes, wait_s: float = 0.0) -> None:
+        ends = time.monotonic() + wait_s
         while True:
             try:
-                self.commands.send_multipart(message)
+                self.commands.send_multipart([name.encode(), message])
                 return
             except zmq.ZMQError as error:  # said hello on one socket before it had the other
                 if time.monotonic() >= ends:
@@ -355,7 +387,12 @@ def _of_node(config: Any, stage: Any, own: dict[str, Any], blocks: int, tp: int)
     from vllm.v1.core import kv_cache_utils as utils
 
     groups = [
-        dataclasses.replace(group, kv_cache_spec=own[group.layer_names[0]])
+        dataclasses.replace(
+            group,
+            kv_cache_spec=type(own[group.layer_names[0]]).merge(
+                [own[n] for n in group.layer_names]
+            ),
+        )
         for group in stage.kv_cache_groups
     ]
     room = blocks * utils._pool_bytes_per_block(config, groups)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from . import PipelineError
+
 
 @dataclass
 class Pool:
@@ -63,15 +65,27 @@ class Pools:
         )
 
     def reserve(self, request: str, total: int) -> None:
-        """Take them, where they fit; a new request stays on its nodes from then on."""
+        """Take them, where they fit; a new request stays on its nodes from then on.
+
+        Raises PipelineError: they do not.
+        """
         pins = self._pins_for(request, total)
-        assert pins is not None, "asked for without fits"
+        if pins is None:
+            raise PipelineError(f"no node has {total} blocks for request {request}")
         if request not in self.pins:
-            self.pins[request] = pins
-            for pool in self._of(request):
-                pool.requests += 1
+            self._pin(request, pins)
         for pool in self._of(request):
             pool.grow(request, total)
+
+    def pin(self, request: str) -> None:
+        """Choose a request's nodes before it has blocks, whatever room they have now."""
+        if request not in self.pins:
+            self._pin(request, tuple(_choose(stage, request, 0) or 0 for stage in self.stages))
+
+    def _pin(self, request: str, pins: tuple[int, ...]) -> None:
+        self.pins[request] = pins
+        for pool in self._of(request):
+            pool.requests += 1
 
     def release(self, request: str) -> None:
         """Its blocks; it stays on its nodes, which know it."""

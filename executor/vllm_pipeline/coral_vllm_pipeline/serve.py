@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
-from .layout import ENVIRONMENT, read_layout
+from . import PipelineError
+from .layout import place_layout
 from .version import answer_for_vllm
 
 
@@ -27,16 +27,20 @@ def engine_options(stages: int) -> dict[str, Any]:
         "distributed_executor_backend": PipelineExecutor,
         "scheduler_cls": PipelineScheduler,
         "async_scheduling": False,
+        "disable_hybrid_kv_cache_manager": True,  # one kind of KV, so that nodes count alike
     }
 
 
 def main() -> None:
     """The server."""
-    layout = Path(sys.argv[1]).absolute()
-    stages = len(read_layout(layout).stages)
-    os.environ[ENVIRONMENT] = str(layout)
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
+    try:
+        layout = place_layout(sys.argv[1])
+        answer_for_vllm()
+    except PipelineError as error:
+        sys.exit(str(error))
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
-    answer_for_vllm()
     from vllm.entrypoints.cli.serve import ServeSubcommand
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -45,7 +49,7 @@ def main() -> None:
     command = ServeSubcommand()
     command.subparser_init(subparsers)
     options = parser.parse_args(["serve", *sys.argv[2:]])
-    for name, value in engine_options(stages).items():
+    for name, value in engine_options(len(layout.stages)).items():
         setattr(options, name, value)
     command.validate(options)
     command.cmd(options)

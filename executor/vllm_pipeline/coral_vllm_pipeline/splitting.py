@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from .pools import Pools
 
 
@@ -39,6 +41,13 @@ def _of_node(step: Any, pools: Pools, stage: int, requests: set[str]) -> Any:
     tokens = {r: n for r, n in step.num_scheduled_tokens.items() if r in requests}
     fresh = [b for data in new for group in data.block_ids for b in group]
     fresh += [b for groups in blocks if groups is not None for group in groups for b in group]
+    handovers = getattr(step, "kv_connector_metadata", None)
+    if handovers is not None:
+
+        def held(request: str, count: int) -> list[int] | None:
+            return pools.last_blocks(request, stage, count) if request in requests else None
+
+        step = replace(step, kv_connector_metadata=handovers.of(held))
     return replace(
         step,
         scheduled_new_reqs=new,
@@ -59,10 +68,7 @@ def _of_node(step: Any, pools: Pools, stage: int, requests: set[str]) -> Any:
 
 
 def merge_outputs(outputs: Iterable[Any], order: Sequence[str]) -> Any:
-    """One `ModelRunnerOutput` of those of the last stage's nodes, in the scheduler's order.
-
-    Log probabilities are only kept where one node has all the requests.
-    """
+    """One `ModelRunnerOutput` of those of the last stage's nodes, in the scheduler's order."""
     parts = [output for output in outputs if output is not None and output.req_ids]
     if len(parts) == 1:
         return parts[0]
@@ -82,6 +88,27 @@ def merge_outputs(outputs: Iterable[Any], order: Sequence[str]) -> Any:
         req_ids=names,
         req_id_to_index={request: k for k, request in enumerate(names)},
         sampled_token_ids=[found[request] for request in names],
-        logprobs=None,
+        logprobs=_merge_logprobs(parts, names),
         prompt_logprobs_dict=prompt,
     )
+
+
+def _merge_logprobs(parts: Sequence[Any], names: Sequence[str]) -> Any:
+    """A row for every request, as wide as the widest; zeros where nobody asked for any."""
+    rows = {r: (part.logprobs, k) for part in parts if part.logprobs is not None
+            for r, k in part.req_id_to_index.items()}  # fmt: skip
+    if not rows:
+        return None
+    kind = next(iter(rows.values()))[0]
+    width = max(logprobs.logprob_token_ids.shape[1] for logprobs, _ in rows.values())
+    ids = np.zeros((len(names), width), kind.logprob_token_ids.dtype)
+    values = np.zeros((len(names), width), kind.logprobs.dtype)
+    ranks = np.zeros(len(names), kind.sampled_token_ranks.dtype)
+    for row, request in enumerate(names):
+        if request in rows:
+            logprobs, k = rows[request]
+            mine = logprobs.logprob_token_ids.shape[1]
+            ids[row, :mine] = logprobs.logprob_token_ids[k]
+            values[row, :mine] = logprobs.logprobs[k]
+            ranks[row] = logprobs.sampled_token_ranks[k]
+    return type(kind)(ids, values, ranks)

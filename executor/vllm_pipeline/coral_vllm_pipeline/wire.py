@@ -1,40 +1,43 @@
-"""What travels: commands and replies between head and workers, hidden states between stages.
+"""What travels between head and workers: commands and replies over ZeroMQ.
 
-ZeroMQ, with CURVE keys where machines are apart. Hidden states go from a node's first worker
-straight to every worker of the next stage's node that has the request, as rows of bytes tagged with
-the step.
+With CURVE keys where machines are apart: nobody without the pipeline's own is let in.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
 import zmq
-
-from .layout import Layout
-
-Rows = dict[str, dict[str, Any]]  # by request, by name: a tensor (tokens, hidden)
+from zmq.auth.thread import ThreadAuthenticator
 
 
-@dataclass
+@dataclass(frozen=True)
+class OwnKey:
+    """Lets in who has the one pair of keys."""
+
+    public: str
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        return key.decode("ascii") == self.public
+
+
 class Sockets:
-    """Of one process."""
+    """Of one process, with one pair of keys for all."""
 
-    layout: Layout
-
-    def __post_init__(self) -> None:
+    def __init__(self, public_key: str = "", secret_key: str = "") -> None:
+        self.public, self.secret = public_key.encode(), secret_key.encode()
         self.context = zmq.Context()
+        self._authenticator: ThreadAuthenticator | None = None
 
     def bind(self, kind: int, address: str) -> zmq.Socket[bytes]:
         found = self._socket(kind)
-        if self.layout.public_key:
+        if self.public:
+            self._let_in()
             found.curve_server = True
-            found.curve_secretkey = self.layout.secret_key.encode()
-            found.curve_publickey = self.layout.public_key.encode()
+            found.curve_secretkey, found.curve_publickey = self.secret, self.public
         found.bind(address)
         return found
 
@@ -42,14 +45,22 @@ class Sockets:
         found = self._socket(kind)
         if identity:
             found.identity = identity.encode()
-        if self.layout.public_key:
-            found.curve_serverkey = self.layout.public_key.encode()
-            found.curve_publickey = self.layout.public_key.encode()
-            found.curve_secretkey = self.layout.secret_key.encode()
+        if self.public:
+            found.curve_serverkey = self.public
+            found.curve_secretkey, found.curve_publickey = self.secret, self.public
         found.connect(address)
         return found
 
+    def _let_in(self) -> None:
+        if self._authenticator is None:
+            self._authenticator = ThreadAuthenticator(self.context)
+            self._authenticator.start()
+            own = OwnKey(self.public.decode())
+            self._authenticator.configure_curve_callback(credentials_provider=own)
+
     def close(self) -> None:
+        if self._authenticator is not None:
+            self._authenticator.stop()
         self.context.destroy(linger=0)
 
     def _socket(self, kind: int) -> zmq.Socket[bytes]:
@@ -67,33 +78,11 @@ def identity(stage: int, node: int, rank: int) -> str:
 
 def pack(value: Any) -> bytes:
     """Of what this pipeline's own processes send each other, and nobody else can."""
-    return bytes(cloudpickle.dumps(value))
+    try:
+        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    except (pickle.PicklingError, AttributeError, TypeError):  # functions and local classes
+        return bytes(cloudpickle.dumps(value))
 
 
 def unpack(data: bytes) -> Any:
     return pickle.loads(data)
-
-
-def pack_rows(step: int, rows: Mapping[str, Mapping[str, Any]]) -> list[bytes]:
-    """Rows of several requests as one message: a header, and a frame of bytes for every tensor."""
-    import torch
-
-    header, frames = [], []
-    for request, tensors in rows.items():
-        for name, tensor in tensors.items():
-            whole = tensor.detach().contiguous().cpu()
-            header.append((request, name, tuple(whole.shape), str(whole.dtype).split(".")[1]))
-            frames.append(whole.view(torch.uint8).numpy().tobytes())
-    return [pickle.dumps((step, header)), *frames]
-
-
-def unpack_rows(message: Sequence[bytes]) -> tuple[int, Rows]:
-    """The step, and the rows by request."""
-    import torch
-
-    step, header = pickle.loads(message[0])
-    found: Rows = {}
-    for (request, name, shape, kind), frame in zip(header, message[1:], strict=True):
-        flat = torch.frombuffer(bytearray(frame), dtype=torch.uint8)
-        found.setdefault(request, {})[name] = flat.view(getattr(torch, kind)).view(shape)
-    return step, found

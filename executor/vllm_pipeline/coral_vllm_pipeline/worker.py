@@ -2,27 +2,36 @@
 
 To vLLM it is rank r of a node with one pipeline stage; only the place in the pipeline is put right
 before the model is built, so that it has its layers, embedding or head. Hidden states come and go
-request by request, since a node's batch is not its neighbour's.
+request by request, since a node's batch is not its neighbour's (transport.py).
 """
 
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import threading
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import zmq
 
+from . import PipelineError
 from .layout import Layout
 from .version import answer_for_vllm
-from .wire import Rows, Sockets, identity, pack, pack_rows, unpack, unpack_rows
+from .wire import Sockets, identity, pack, unpack
 
 BEAT_S = 0.5
+HEAD_GONE = 3  # exit code
+PULLS = 4  # at a time
+
+log = logging.getLogger(__name__)
+
+Nodes = Mapping[str, int] | None  # of a neighbouring stage by request; None: it has one
 
 
 class Place:
@@ -40,28 +49,44 @@ class Place:
 class PipelineWorker:
     """Does what the head says, until it is gone."""
 
-    def __init__(self, layout: Layout, place: tuple[int, int, int], world: str) -> None:
-        stage, node, rank = place
-        self.layout, self.stage, self.rank, self.world = layout, stage, rank, world
-        self.name = identity(stage, node, rank)
-        self.mine = layout.stages[stage].nodes[node]
-        self.is_last = stage == len(layout.stages) - 1
-        self.sockets = Sockets(layout)
+    def __init__(
+        self,
+        layout: Layout,
+        place: tuple[int, int, int],
+        world: str,
+        model: str = "",
+        begun: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.layout, self.place, self.world, self.model = layout, place, world, model
+        self.stage, node, self.rank = place
+        self.name, self.begun = identity(*place), begun
+        self.mine = layout.stages[self.stage].nodes[node]
+        self.is_last = self.stage == len(layout.stages) - 1
+        self.sockets = Sockets(layout.public_key, layout.secret_key)
         self.commands = self.sockets.connect(zmq.DEALER, layout.commands, self.name)
+        self.watch = self.commands.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self.replies = self.sockets.connect(zmq.PUSH, layout.replies)
-        self.hidden = self.sockets.bind(zmq.PULL, self.mine.hidden(rank)) if stage else None
-        self.next: dict[int, list[zmq.Socket[bytes]]] = {}
-        self.waiting: dict[int, Rows] = defaultdict(dict)  # rows that came, by step
         self.worker: Any = None
+        self.pulls = ThreadPoolExecutor(PULLS)
+        self.own = threading.local()  # of each of its threads: a socket
 
     def run(self) -> None:
         """Commands in their order."""
         threading.Thread(target=self._beat, daemon=True).start()
-        self._reply("hello", None, answer_for_vllm())
+        threading.Thread(target=self._end_with_head, daemon=True).start()
+        version = answer_for_vllm()
+        from .transport import make_transport
+
+        # Before the head knows of this worker: neighbours find it when the first step comes.
+        self.transport = make_transport(self.layout, self.place)
+        self._reply("hello", None, version)
         while True:
             kind, ticket, value = unpack(self.commands.recv())
             if kind == "shutdown":
                 return
+            if kind == "pull":
+                self.pulls.submit(self._pull, ticket, *value)
+                continue
             try:
                 answer = getattr(self, f"do_{kind}")(*value)
             except Exception:
@@ -74,6 +99,7 @@ class PipelineWorker:
 
     def do_start(self, config: Any) -> None:
         """Build the vLLM worker and load its layers."""
+        self.begun()
         os.environ["VLLM_PP_LAYER_PARTITION"] = self.layout.partition
         from vllm.v1.worker.worker_base import WorkerWrapperBase
 
@@ -109,17 +135,18 @@ class PipelineWorker:
 
         return run_method(self.worker, method, arguments, named)
 
-    def do_step(self, number: int, step: Any, targets: dict[str, int]) -> Any:
-        """Compute one step; `targets` are the next stage's nodes by request.
+    def do_step(self, number: int, step: Any, sources: Nodes, targets: Nodes) -> None:
+        """Compute one step; the neighbouring stages' nodes by request.
 
         The last stage answers when it has sampled (do_sample).
         """
-        self.number, self.step = number, step
+        self.number, self.step, self.sources = number, step, sources
         output = self.runner.execute_model(step, None if self.stage == 0 else self)
         if not step.total_num_scheduled_tokens:
             return
         if not self.is_last:
-            self._send(output.tensors, targets)
+            if self.rank == 0:  # every rank has the same
+                self._send(output.tensors, targets)
             self.runner.sample_tokens(None)
 
     def do_sample(self, grammar: Any) -> Any:
@@ -130,6 +157,20 @@ class PipelineWorker:
         if hasattr(output, "get_output"):
             output = output.get_output()
         return output if self.rank == 0 else None
+
+    def _pull(self, ticket: int, *asked: Any) -> None:
+        """KV of a prompt that another replica computed; answered from this thread."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        why = ""
+        try:
+            get_kv_transfer_group().pull(*asked)
+        except Exception as error:  # whatever it is: the prompt is computed here
+            why = str(error) or repr(error)
+            log.warning("KV of request %s does not come: %s", asked[0], why)
+        if not hasattr(self.own, "replies"):
+            self.own.replies = self.sockets.connect(zmq.PUSH, self.layout.replies)
+        self.own.replies.send(pack((self.name, "answer", ticket, why)))
 
     # Hidden states.
 
@@ -142,56 +183,67 @@ class PipelineWorker:
         from vllm.sequence import IntermediateTensors
 
         runner = self.runner
-        if (
-            runner.intermediate_tensors is None
-        ):  # eager and with a given KV size: no warm-up made it
+        if runner.intermediate_tensors is None:  # eager, with a given KV size: no warm-up made it
             runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
                 batch_size=runner.max_num_tokens, dtype=runner.dtype, device=runner.device
             )
         buffers = runner.intermediate_tensors
         if given is self:
-            names = list(self.runner.input_batch.req_ids)
-            rows, at = self._rows(set(names)), 0
-            for request in names:
-                for name, tensor in rows[request].items():
-                    buffers[name][at : at + tensor.shape[0]].copy_(tensor)
-                at += next(iter(rows[request].values())).shape[0]
+            self._receive({name: buffers[name] for name in sorted(buffers.tensors)})
         return IntermediateTensors({k: v[:tokens] for k, v in buffers.items()})
 
-    def _rows(self, requests: set[str]) -> Rows:
-        """Of this step, waited for."""
-        mine = self.waiting[self.number]
-        while not requests <= mine.keys():
-            assert self.hidden is not None
-            number, rows = unpack_rows(self.hidden.recv_multipart())
-            self.waiting[number].update(rows)
-        return self.waiting.pop(self.number)
+    def _receive(self, buffers: Mapping[str, Any]) -> None:
+        """From every node of the stage before that has some of this step's requests."""
+        import torch
 
-    def _send(self, tensors: dict[str, Any], targets: dict[str, int]) -> None:
-        if self.rank:  # every rank has the same
-            return
-        parts: dict[int, Rows] = defaultdict(dict)
-        at = 0
-        for request in self.runner.input_batch.req_ids:
-            count = self.step.num_scheduled_tokens[request]
-            parts[targets[request]][request] = {
-                name: tensor[at : at + count] for name, tensor in tensors.items()
-            }
-            at += count
-        for node, rows in parts.items():
-            message = pack_rows(self.number, rows)
-            for socket in self._to(node):
-                socket.send_multipart(message)
+        first = next(iter(buffers.values()))
+        if len({(one.shape, one.dtype) for one in buffers.values()}) > 1:
+            raise PipelineError("this model's stages pass tensors of several shapes; not known yet")
+        for node, requests in self._by_node(self.sources).items():
+            count = sum(self.step.num_scheduled_tokens[request] for request in requests)
+            empty = torch.empty(
+                (len(buffers), count, *first.shape[1:]), dtype=first.dtype, device=first.device
+            )
+            rows = self.transport.receive(self.number, node, empty)
+            places = self._places(requests)
+            for tensor, came in zip(buffers.values(), rows, strict=True):
+                if places is None:
+                    tensor[:count].copy_(came)
+                else:
+                    tensor[places] = came.to(tensor.device)
 
-    def _to(self, node: int) -> list[zmq.Socket[bytes]]:
-        """Every worker of a node of the next stage."""
-        if node not in self.next:
-            there = self.layout.stages[self.stage + 1].nodes[node]
-            self.next[node] = [
-                self.sockets.connect(zmq.PUSH, there.hidden(rank))
-                for rank in range(there.tensor_parallel_size)
-            ]
-        return self.next[node]
+    def _send(self, tensors: Mapping[str, Any], targets: Nodes) -> None:
+        import torch
+
+        total = self.step.total_num_scheduled_tokens
+        every = [tensors[name] for name in sorted(tensors)]
+        for node, requests in self._by_node(targets).items():
+            places = self._places(requests)
+            rows = [one[:total] if places is None else one[places] for one in every]
+            self.transport.send(self.number, node, torch.stack(rows))
+
+    def _by_node(self, nodes: Nodes) -> Mapping[int, Sequence[str]]:
+        """This step's requests by node of a neighbouring stage, in the scheduler's order."""
+        if nodes is None:
+            return {0: list(self.step.num_scheduled_tokens)}
+        found: dict[int, list[str]] = defaultdict(list)
+        for request in self.step.num_scheduled_tokens:
+            found[nodes[request]].append(request)
+        return dict(sorted(found.items()))
+
+    def _places(self, requests: Sequence[str]) -> Any:
+        """Where their rows are in this worker's batch; None: it has these alone, in this order."""
+        import torch
+
+        batch, counts = self.runner.input_batch.req_ids, self.step.num_scheduled_tokens
+        if list(batch) == list(requests):
+            return None
+        starts, at = {}, 0
+        for request in batch:
+            starts[request] = at
+            at += counts[request]
+        rows = [starts[r] + k for r in requests for k in range(counts[r])]
+        return torch.tensor(rows, device=self.runner.device)
 
     # vLLM.
 
@@ -204,6 +256,8 @@ class PipelineWorker:
         parallel.world_size = self.mine.tensor_parallel_size
         parallel.rank = self.rank
         parallel.distributed_executor_backend = "mp"
+        if self.model:
+            mine.model_config.model = self.model
         if self.mine.kv_bytes:
             mine.cache_config.kv_cache_memory_bytes = self.mine.kv_bytes
         return mine
@@ -231,3 +285,8 @@ class PipelineWorker:
         while True:
             socket.send(pack((self.name, "beat", None, None)))
             time.sleep(BEAT_S)
+
+    def _end_with_head(self) -> None:
+        """When its connection closes, whatever this process does then."""
+        self.watch.recv_multipart()
+        os._exit(HEAD_GONE)

@@ -68,7 +68,8 @@ def _load(case: Case, network: float, once_ms: float, p: int) -> Load:
     """Pair p on a combination with this `_common`."""
     batch, m = case.pairs.batch[p], case.pairs.micro_batches[p]
     bits = batch * case.terms.hop_bits + case.terms.hop_bits_extra
-    hop_ms = case.terms.hop_latency_ms + bits / (network * 1e6)
+    own_ms = case.terms.hop_latency_ms + bits * case.terms.hop_ms_per_bit
+    hop_ms = own_ms + bits / (network * 1e6)
     stretch = 1 if case.terms.kind == PREFILL else m
     return Load(p, m, stretch, batch, case.pairs.least_share[p], hop_ms, once_ms)
 

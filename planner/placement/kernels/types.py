@@ -39,6 +39,7 @@ class Terms(NamedTuple):
     layers: int
     budget_ms: float  # prefill: of the summed latency
     hop_latency_ms: float
+    hop_ms_per_bit: float  # beside the network's own
     hop_bits: float  # of one request
     hop_bits_extra: float
     tolerance: float  # relative, of the search
