@@ -11,7 +11,11 @@ from planner.engine import Engine
 
 CORAL = "coral"
 SERVED_ALL = 0.9999  # shares above it count as everything
-TITLES = {Engine.ANY: "all templates", Engine.VLLM: "templates that stock vLLM runs"}
+TITLES = {
+    Engine.ANY: "all templates",
+    Engine.VLLM: "templates that stock vLLM runs",
+    Engine.CORAL: "templates that Coral's pipelines run",
+}
 
 
 @dataclass(frozen=True)
