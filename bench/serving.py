@@ -29,6 +29,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import psutil
 
 from bench.simulation import single_engines
 from executor.vllm.environment import TOOLS
@@ -65,6 +66,7 @@ class Row:
     simulated_ttft_p50_ms: float
     tokens_per_s: float
     simulated_tokens_per_s: float
+    waited_share: float  # of the load's time, in which the engine's thread waited for a core
 
     def error(self, name: str) -> float:
         """Relative: simulated over measured."""
@@ -87,8 +89,8 @@ def main() -> None:
         model = make_model(python, folder)
         profile = measure(options.python, model, options.minutes, folder)
         performance, engine = simulated_engine(profile)
-        with server(python, model, folder) as url:
-            rows, front_ms = compare(url, performance, engine, options.requests)
+        with server(python, model, folder) as (url, pid):
+            rows, front_ms = compare(url, pid, performance, engine, options.requests)
     result = {
         **_summary(rows),
         "front_ms": round(front_ms, 2),
@@ -141,7 +143,7 @@ def full_rps(performance: PerformanceModel, engine: Engine) -> float:
 
 
 def compare(
-    url: str, performance: PerformanceModel, engine: Engine, count: int
+    url: str, pid: int, performance: PerformanceModel, engine: Engine, count: int
 ) -> tuple[list[Row], float]:
     """Every load, on both; and what a request spends outside the engine."""
     send(url, _requests(_trace(2 * PLACES, np.zeros(2 * PLACES), seed=2)), PLACES)  # warm-up
@@ -152,12 +154,26 @@ def compare(
         arrivals = np.cumsum(rng.exponential(1.0 / (load * full), count))
         trace = _trace(count, arrivals, seed=10 + number)
         print(f"load {load:.0%}: {arrivals[-1]:.0f} s", file=sys.stderr)
+        began, waited = time.monotonic(), _waited_s(pid)
         seen = send_at(url, _requests(trace), list(arrivals))
-        rows.append(_row(load, seen, simulate([engine], trace, performance), front_ms))
+        share = (_waited_s(pid) - waited) / (time.monotonic() - began)
+        rows.append(_row(load, seen, simulate([engine], trace, performance), front_ms, share))
     return rows, front_ms
 
 
-def _row(load: float, seen: list[Seen], result: Result, front_ms: float) -> Row:
+def _waited_s(pid: int) -> float:
+    """How long the busiest thread of a server's processes has been ready and not running."""
+    found = []
+    for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
+        for task in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
+            ran, waited, _ = task.read_text().split()
+            found.append((int(ran), int(waited)))
+    return max(found)[1] * 1e-9
+
+
+def _row(
+    load: float, seen: list[Seen], result: Result, front_ms: float, waited_share: float
+) -> Row:
     good = [one for one in seen if one.ok]
     seconds = max(one.last_at or 0.0 for one in good) - min(one.sent_at for one in good)
     begins = float(result.trace.arrival_s[0]) * 1e3
@@ -173,6 +189,7 @@ def _row(load: float, seen: list[Seen], result: Result, front_ms: float) -> Row:
         simulated_ttft_p50_ms=float(np.median(ttft)) + front_ms,
         tokens_per_s=sum(one.tokens for one in good) / seconds,
         simulated_tokens_per_s=tokens / (float(result.finish_ms.max()) - begins) * 1e3,
+        waited_share=waited_share,
     )
 
 
@@ -202,8 +219,8 @@ def _requests(trace: Trace) -> list[LoadRequest]:
 
 
 @contextlib.contextmanager
-def server(python: Path, model: Path, folder: Path) -> Iterator[str]:
-    """`vllm serve` on core 0."""
+def server(python: Path, model: Path, folder: Path) -> Iterator[tuple[str, int]]:
+    """`vllm serve` on core 0: its address and process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -225,7 +242,7 @@ def server(python: Path, model: Path, folder: Path) -> Iterator[str]:
     url = f"http://127.0.0.1:{port}"
     try:
         _wait(process, url, folder / "server.log")
-        yield url
+        yield url, process.pid
     finally:
         with contextlib.suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
