@@ -405,6 +405,16 @@ def test_every_command_is_documented(repository: Path) -> None:
         assert f"coral {command}" in readme, command
 
 
+def test_docs_are_finished(repository: Path) -> None:
+    pages = [
+        repository / "README.md",
+        repository / "CHANGELOG.md",
+        *repository.glob("docs/**/*.md"),
+    ]
+    for page in pages:
+        assert not re.search(r"@[A-Z_]+@|TODO|FIXME", page.read_text()), page
+
+
 def test_a_template_reads_as_one_line() -> None:
     from planner.types import Phase
 
