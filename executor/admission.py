@@ -74,7 +74,7 @@ class Admission:
         self._measure()
         gone = self._nodes.keys() - set(awaited) - set(leaving) if known else set()
         for lease_id in gone:
-            del self._nodes[lease_id]
+            del self._nodes[lease_id], self._heard_from[lease_id]
         if gone or (self._nodes and self.clock() - self._written_at >= WRITE_EVERY_S):
             self._write()
 

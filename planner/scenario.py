@@ -223,9 +223,9 @@ class FleetSpec(LocalSite):
             raise ValueError("a local fleet says its nodes and engines")
         if self.is_aws and not self.engines:
             raise ValueError("an aws fleet says its engines")
-        given = {"python", "random"}
+        given = {"python", "random", "transport"}
         if self.is_aws and any(given & one.model_fields_set for one in self.engines.values()):
-            raise ValueError("python and random of an engine go with kind: local")
+            raise ValueError("python, random and transport of an engine go with kind: local")
         if self.is_aws and self.max_usd_per_hour is None:
             raise ValueError("an aws fleet says max_usd_per_hour: what it may cost at most")
         if not self.is_local and self.nodes:
@@ -273,7 +273,9 @@ class ScenarioSpec(Strict):
                 "vllm or coral"
             )
         if self.fleet.is_aws and self.engine is not Engine.VLLM:
-            raise ValueError("an aws fleet runs stock vLLM; plan with engine: vllm")
+            raise ValueError(
+                "an aws fleet runs stock vLLM; plan with engine: vllm (coral runs on local fleets)"
+            )
         return self
 
     @property

@@ -19,18 +19,17 @@ from catalog.store import Catalog
 from planner.allocation.plan import Plan
 from planner.allocation.solve import plan_allocation
 from planner.caps import ANY, CapKey, with_caps
-from planner.types import Phase
+from planner.errors import ImpossibleSloError, NoTemplateError
+from planner.types import Phase, Template
 from tasks import progress
 from tasks.allocation import allocation_input, read_library
 from tasks.fleet_engines import fleet_of_plan
 from tasks.inputs import Inputs
 from tasks.requests import Load
 from tasks.simulation import read_histories, simulate_fleet
-from tasks.template_caps import Bench, template_cap
+from tasks.template_caps import LEAST_CAP, Bench, template_cap
 
-STEP = (
-    0.95  # by which a workload's caps fall where its templates attain alone and the plan does not
-)
+STEP = 0.95  # by which caps fall where templates attain alone and their plan does not
 ROOM = 0.02  # of attainment over the target from which they rise again
 
 
@@ -90,7 +89,7 @@ def calibrate_caps(
 
     A plan bears its demand when `target` of every workload's requests meet both objectives. Records
     the caps of the cheapest plan that does, or, where none did, of the plan that came nearest.
-    Raises NoTemplateError: the library is not complete.
+    Raises NoTemplateError: the library is not complete. ImpossibleSloError: no load is low enough.
     """
     library = read_library(catalog, replace(inputs, caps={}))
     with catalog.read() as connection:
@@ -98,11 +97,11 @@ def calibrate_caps(
     by_id = {template.id: template for template in library}
     assumed = inputs.scenario.placement.utilization
     own: dict[CapKey, float] = {}  # of templates; from none on: the same again gives the same
-    caps: dict[CapKey, float] = {}  # and, by the mean of those, of the templates that have none
+    caps: dict[CapKey, float] = {}  # and, by the largest of those, of the templates without one
     rounds: list[Round] = []
     for number in range(most_rounds):
         progress.report("calibrate", number, most_rounds)
-        plan = plan_allocation(allocation_input(inputs, with_caps(library, caps, assumed)))
+        plan = _plan(inputs, with_caps(library, caps, assumed), own)
         used = _used(plan)
         fresh = [key for key in used if key not in own]
         measured = {key: template_cap(bench, by_id[key[2]], key[0]) for key in fresh}
@@ -123,6 +122,19 @@ def calibrate_caps(
 
 
 calibrate_task = task(name="calibrate-caps", cache_policy=NO_CACHE)(calibrate_caps)
+
+
+def _plan(inputs: Inputs, templates: Sequence[Template], own: Mapping[CapKey, float]) -> Plan:
+    try:
+        return plan_allocation(allocation_input(inputs, templates))
+    except NoTemplateError as error:
+        late = sorted({name for (name, _, _), cap in own.items() if cap == 0.0})
+        if not late:
+            raise
+        raise ImpossibleSloError(
+            f"requests of {', '.join(late)} are not in time on any template of the library, even "
+            f"at {LEAST_CAP:.0%} of its load; loosen the workload's slo, or add node classes"
+        ) from error
 
 
 def _in_use(
@@ -174,10 +186,14 @@ def _choose(rounds: Sequence[Round], target: float) -> Round:
 
 
 def _of_phases(caps: Mapping[CapKey, float], assumed: Mapping[Phase, float]) -> dict[CapKey, float]:
-    """For templates that no plan had: the mean of those that one had, at most the assumed one."""
+    """For templates that no plan had: the largest of those that one had, at most the assumed one.
+
+    Where none of those is in time at any load, others may still be: theirs stays the assumed one.
+    """
     seen: dict[tuple[str, Phase], list[float]] = defaultdict(list)
     for (workload, phase, _), cap in caps.items():
-        seen[workload, phase].append(cap)
+        if cap > 0.0:
+            seen[workload, phase].append(cap)
     return {
         (workload, phase, ANY): min(max(found), assumed[phase])
         for (workload, phase), found in seen.items()

@@ -42,16 +42,16 @@ def wait_for_cause(
         sleep(min(look_every_s, left))
         now = datetime.now(UTC)
         end_drained(catalog, store, fleet, now)
-        cause = cause_of(catalog, store, fleet, now)
+        cause = cause_of(catalog, store, fleet, now, spec.name)
         if cause:
             return cause
-        if time.monotonic() - began >= WAITING_S and _waits(store):
+        if time.monotonic() - began >= WAITING_S and _waits(store, spec.name):
             return WAITING
     return OVER
 
 
-def _waits(store: SqliteLeaseStore) -> bool:
-    return any(x.state.is_held and x.reason == WAITS for x in store.all())
+def _waits(store: SqliteLeaseStore, scenario: str) -> bool:
+    return any(x.state.is_held and x.reason == WAITS for x in store.all() if x.scenario == scenario)
 
 
 def end_drained(catalog: Catalog, store: SqliteLeaseStore, fleet: Fleet, now: datetime) -> None:
@@ -68,8 +68,13 @@ def end_drained(catalog: Catalog, store: SqliteLeaseStore, fleet: Fleet, now: da
             settle(store, fleet, now)
 
 
-def cause_of(catalog: Catalog, store: SqliteLeaseStore, fleet: Fleet, now: datetime) -> str:
-    """What asks for a round at once; '' where nothing does."""
+def cause_of(
+    catalog: Catalog, store: SqliteLeaseStore, fleet: Fleet, now: datetime, scenario: str
+) -> str:
+    """What asks for a round of the scenario at once; '' where nothing does.
+
+    What another scenario's round must heed begins none here: it would begin one again and again.
+    """
     try:
         instances = fleet.instances(now)
     except TransientError:
@@ -84,7 +89,7 @@ def cause_of(catalog: Catalog, store: SqliteLeaseStore, fleet: Fleet, now: datet
             if before.state.is_held:
                 return LOST
     noticed = read_notices(HomeFiles(catalog.home).notices).nodes
-    held = {lease.id: lease for lease in leases if lease.state.is_held}
+    held = {x.id: x for x in leases if x.state.is_held and x.scenario == scenario}
     for lease in (held[name] for name in noticed.keys() & held.keys()):
         heeded = lease.reason == WAITS or lease.replica is None
         if noticed[lease.id].kind == SPOT or not heeded:

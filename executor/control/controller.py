@@ -42,7 +42,7 @@ DRAIN_S = 65.0  # a stage's own grace and a little
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # before a failed replica starts again
 ENROL = "enrol"  # the ZAP domain of the socket that any key may come to
 LARGEST_CLAIM_BYTES = 4096
-MOST_CLAIMS = 256  # of one step; nodes ask again
+MOST_CLAIMS = 256  # messages of one step; nodes ask again
 STABLE_AFTER_S = 300.0  # a replica that ran so long starts anew from the first pause
 
 log = logging.getLogger(__name__)
@@ -184,7 +184,9 @@ class Controller:
     def claims(self) -> list[Claim]:
         """Who asked to be let in since the last call."""
         found: list[Claim] = []
-        while len(found) < MOST_CLAIMS and self._door.poll(0):
+        for _ in range(MOST_CLAIMS):  # whatever they are: who floods the door stops nothing else
+            if not self._door.poll(0):
+                break
             frames = self._door.recv_multipart(copy=False)
             if len(frames) != 2:
                 continue

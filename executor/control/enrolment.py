@@ -13,12 +13,13 @@ import hashlib
 import hmac
 import os
 import secrets
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from executor.control.messages import WireError
+from executor.control.messages import WireError, seconds_of
 from planner.catch_up import Instance
 
 TICKET_BYTES = 16
@@ -42,7 +43,7 @@ class Claim:
 def decode_claim(route: bytes, key: str, address: str, message: Mapping[str, Any]) -> Claim:
     """From a message and what is known of its connection.
 
-    Raises WireError: it is none.
+    Anybody may send it, so nothing in it may end the controller. Raises WireError: it is none.
     """
     if message["kind"] != "enrol":
         raise WireError(f"unknown kind {message['kind']!r}")
@@ -50,10 +51,9 @@ def decode_claim(route: bytes, key: str, address: str, message: Mapping[str, Any
     if max(len(lease_id), len(ticket)) > LONGEST:
         raise WireError("a field that is too long")
     try:
-        times = [
-            None if (x := message.get(n)) is None else float(x) for n in ("began", "installed")
-        ]
-    except (TypeError, ValueError) as error:
+        (lease_id + ticket).encode()  # half a character (\ud800) cannot be written
+        times = [seconds_of(message.get(name)) for name in ("began", "installed")]
+    except (TypeError, ValueError, OverflowError) as error:
         raise WireError(f"enrol: {error!r}") from error
     return Claim(route, key, address, lease_id, ticket, *times)
 
@@ -82,14 +82,14 @@ def instance_of(claim: Claim, instances: Sequence[Instance]) -> Instance | str:
 
 
 def _secret(keys: Path) -> bytes:
+    """Made once, also where a round's launches and the controller ask for it at the same time."""
     path = keys / SECRET_FILE
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        draft = path.with_suffix(f".{os.getpid()}")
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        descriptor, draft = tempfile.mkstemp(dir=keys, prefix="enrol.")  # for its owner alone
         with os.fdopen(descriptor, "wb") as file:
             file.write(secrets.token_bytes(32))
         with contextlib.suppress(FileExistsError):
             os.link(draft, path)  # the first one wins
-        draft.unlink()
+        Path(draft).unlink()
     return path.read_bytes()

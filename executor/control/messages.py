@@ -10,6 +10,7 @@ end).
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -111,16 +112,24 @@ def decode_reports(values: Any) -> tuple[ProcessReport, ...]:
                 state=ProcessState(value["state"]),
                 pid=value["pid"],
                 exit_code=value["exit_code"],
-                prepared_s=_seconds(value.get("prepared_s")),
+                prepared_s=seconds_of(value.get("prepared_s")),
             )
             for value in values
         )
-    except (TypeError, KeyError, ValueError) as error:
+    except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
         raise WireError(f"a process report that is not one: {error!r}") from error
 
 
-def _seconds(value: Any) -> float | None:
-    return None if value is None else float(value)
+def seconds_of(value: Any) -> float | None:
+    """A number, or none.
+
+    Raises TypeError, ValueError, OverflowError: neither.
+    """
+    if value is None:
+        return None
+    if not math.isfinite(found := float(value)):
+        raise ValueError(f"{value!r} seconds")
+    return found
 
 
 def decode_notice(value: Any) -> Notice | None:
@@ -134,6 +143,9 @@ def decode_notice(value: Any) -> Notice | None:
         kind = str(value["kind"])
         if kind not in {SPOT, REBALANCE}:
             raise ValueError(kind)
-        return Notice(kind, datetime.fromisoformat(value["at"]))
+        at = datetime.fromisoformat(value["at"])
+        if at.tzinfo is None:
+            raise ValueError(f"{value['at']} is of no time zone")
+        return Notice(kind, at)
     except (TypeError, KeyError, ValueError) as error:
         raise WireError(f"a notice that is not one: {error!r}") from error

@@ -25,21 +25,19 @@ from planner.allocation.limits import (
     spread_limit,
     stock_limit,
 )
+from planner.allocation.numbers import INFINITE, PHASES, Numbers
 from planner.allocation.plan import Plan
 from planner.allocation.problem import (
     AllocationInput,
     NodeKey,
-    StockKey,
     node_key,
     stock_key,
 )
 from planner.perf.grids import Floats
 from planner.programs import Program, Rows
-from planner.types import Market, Phase
+from planner.types import Market
 
 NONE = -1  # domain or workload of a column that has none
-PHASES = (Phase.PREFILL, Phase.DECODE, Phase.AGGREGATED)
-INFINITE = np.inf
 
 
 class Parts(NamedTuple):
@@ -57,7 +55,7 @@ class Parts(NamedTuple):
     missed: Rows  # short[w] beyond what A11 allows: zero, but where its reach is asked
 
 
-class AllocationModel:
+class AllocationModel(Numbers):
     """The program of one allocation input, and the way back from its columns.
 
     Columns: `parts`; `template`, `domain` and `workload` of each, or -1.
@@ -67,9 +65,7 @@ class AllocationModel:
     """
 
     def __init__(self, data: AllocationInput) -> None:
-        self.data = data
-        self.domains = data.domains
-        self.classes = sorted({offer.node_class for offer in data.offers})
+        super().__init__(data)
         self.limits: dict[int, Limit] = {}
         self._lower: list[Floats] = []
         self._upper: list[Floats] = []
@@ -83,93 +79,9 @@ class AllocationModel:
         self._option_rows()
         self._finish()
 
-    # Numbers of the input.
-
-    @cached_property
-    def demand(self) -> Floats:
-        return np.array([workload.demand_rps for workload in self.data.workloads])
-
-    @cached_property
-    def weight(self) -> Floats:
-        return np.array([workload.weight for workload in self.data.workloads])
-
-    @cached_property
-    def largest_rps(self) -> Floats:
-        """What a domain may serve of a workload, shape (w, r): residency and A9."""
-        rules = [self.data.rules_of(w.name) for w in self.data.workloads]
-        share = np.array(
-            [
-                [rule.largest_domain_share * self.data.may_serve(w.name, r) for r in self.domains]
-                for w, rule in zip(self.data.workloads, rules, strict=True)
-            ]
-        )
-        shape = (self.demand.size, len(self.domains))
-        largest: Floats = share.reshape(shape) * self.demand[:, None]
-        return largest
-
-    @cached_property
-    def _stocks(self) -> Mapping[StockKey, list[int]]:
-        """Offers by what shares one stock (A2)."""
-        shared: dict[StockKey, list[int]] = {}
-        for number, offer in enumerate(self.data.offers):
-            shared.setdefault(stock_key(offer), []).append(number)
-        return dict(sorted(shared.items()))
-
-    @cached_property
-    def place(self) -> Rows:
-        """Row of A1 of every offer: its domain and class."""
-        return np.array(
-            [
-                self.domains.index(o.domain) * len(self.classes) + self.classes.index(o.node_class)
-                for o in self.data.offers
-            ],
-            dtype=np.intp,
-        )
-
-    @cached_property
-    def available(self) -> Floats:
-        """Nodes of each class that the offers of a domain can give together, shape (r, c)."""
-        nodes = np.zeros(len(self.domains) * len(self.classes))
-        for numbers in self._stocks.values():
-            nodes[self.place[numbers[0]]] += self._stock_of(numbers)
-        return nodes.reshape(len(self.domains), len(self.classes))
-
     @property
     def _has_spot_share(self) -> bool:
         return self.data.options.largest_spot_share < 1.0
-
-    def _stock_of(self, numbers: list[int]) -> int:
-        return max(self.data.offers[n].stock for n in numbers)
-
-    @cached_property
-    def counts(self) -> Floats:
-        """Nodes of each class in a template, shape (t, c); inf of a class nobody offers."""
-        known = {name: c for c, name in enumerate(self.classes)}
-        counts = np.zeros((len(self.data.templates), len(self.classes)))
-        for t, template in enumerate(self.data.templates):
-            for name, count in template.combination:
-                if name in known:
-                    counts[t, known[name]] = count
-                else:
-                    counts[t] = INFINITE
-                    break
-        return counts
-
-    @cached_property
-    def rates(self) -> Floats:
-        """T[t, w], shape (t, w), requests/s."""
-        known = {workload.name: w for w, workload in enumerate(self.data.workloads)}
-        rates = np.zeros((len(self.data.templates), len(known)))
-        for t, template in enumerate(self.data.templates):
-            for name, rps in template.serves.items():
-                if name in known:
-                    rates[t, known[name]] = rps
-        return rates
-
-    @cached_property
-    def phases(self) -> Rows:
-        """Position of every template's phase in PHASES."""
-        return np.array([PHASES.index(t.phase) for t in self.data.templates], dtype=np.intp)
 
     # Columns.
 
@@ -322,8 +234,8 @@ class AllocationModel:
 
     def _stock_rows(self) -> None:
         """A2."""
-        for numbers in self._stocks.values():
-            stock = self._stock_of(numbers)
+        for numbers in self.stocks.values():
+            stock = self.stock_of(numbers)
             row = self._rows(1, -INFINITE, stock)
             self._put(np.repeat(row, len(numbers)), self.parts.nodes[numbers], 1.0)
             self.limits[int(row[0])] = stock_limit(self.data.offers[numbers[0]], stock)
@@ -420,7 +332,7 @@ class AllocationModel:
         )
         largest = np.where(spread[self._served[0]], INFINITE, self.largest_rps[self._served])
         upper[parts.paired] = upper[parts.mixed] = largest
-        shared = np.array([self._stock_of(self._stocks[stock_key(o)]) for o in data.offers])
+        shared = np.array([self.stock_of(self.stocks[stock_key(o)]) for o in data.offers])
         own = np.array([float(o.stock) for o in data.offers])
         upper[parts.nodes] = np.where(own < shared, own, INFINITE)
         upper[parts.short] = self.demand

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.allocation.model import PHASES, AllocationModel
+from planner.allocation.model import AllocationModel
+from planner.allocation.numbers import PHASES
 from planner.perf.grids import Floats
 from planner.programs import Flags, LinearProgram, Program, Rows
 

@@ -6,6 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -44,6 +45,19 @@ def test_a_ticket_is_the_leases_and_the_homes(tmp_path: Path) -> None:
     assert not is_ticket(tmp_path / "one", claim(lease_id="b", ticket=one))
     assert not is_ticket(tmp_path / "one", claim(ticket="é"))
     assert (tmp_path / "one" / "enrol.secret").stat().st_mode & 0o777 == 0o600
+
+
+def test_launches_side_by_side_make_one_secret(tmp_path: Path) -> None:
+    for number in range(20):
+        keys, at_once = tmp_path / str(number), threading.Barrier(16)
+
+        def ticket(_: int, keys: Path = keys, at_once: threading.Barrier = at_once) -> str:
+            at_once.wait()
+            return ticket_of(keys, "a")
+
+        with ThreadPoolExecutor(16) as pool:
+            assert len(set(pool.map(ticket, range(16)))) == 1
+        assert [path.name for path in keys.iterdir()] == ["enrol.secret"]
 
 
 @pytest.mark.parametrize(
@@ -188,7 +202,10 @@ def test_garbage_at_the_door_changes_nothing(door: Door) -> None:
         socket.connect(door.controller.enrol_address)
         for text in (b"", b"{", b"[]", encode("start"), encode("enrol", lease_id="x" * 999)):
             socket.send(text)
-        socket.send(encode("enrol", lease_id="a", ticket="t", began="soon"))
+        for began in ("soon", 10**3000, float("nan"), float("inf")):
+            socket.send(encode("enrol", lease_id="a", ticket="t", began=began))
+        socket.send(encode("enrol", lease_id="a", ticket="\ud800"))
+        socket.send(encode("enrol", lease_id="\ud800", ticket="t"))
         socket.send_multipart([b"two", b"frames"])
         socket.send(encode("enrol", lease_id={}, ticket=[]))
         assert socket.poll(3000)

@@ -115,7 +115,16 @@ def test_an_agents_notice_reaches_the_controller(
         controller.close()
 
 
-@pytest.mark.parametrize("value", [1, {}, {"kind": "x", "at": AT.isoformat()}, {"kind": SPOT}])
+@pytest.mark.parametrize(
+    "value",
+    [
+        1,
+        {},
+        {"kind": "x", "at": AT.isoformat()},
+        {"kind": SPOT},
+        {"kind": SPOT, "at": "2026-11-30T12:02:00"},  # of which zone?
+    ],
+)
 def test_a_notice_that_is_not_one_is_refused(value: object) -> None:
     with pytest.raises(WireError, match="a notice that is not one"):
         decode_notice(value)

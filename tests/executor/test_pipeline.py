@@ -26,7 +26,9 @@ def test_a_layout_comes_back_from_its_file(tmp_path: Path) -> None:
         "127.0.0.1", 6000,
         (Stage(3, (node(cores=("0",)), node(7100, 2, weight=2.0))), Stage(1, (node(7200),))),
     )  # fmt: skip
+    (tmp_path / "layout.json").touch(mode=0o644)
     made.write(tmp_path / "layout.json")
+    assert (tmp_path / "layout.json").stat().st_mode & 0o777 == 0o600
     assert read_layout(tmp_path / "layout.json") == made
     assert made.partition == "3,1"
     assert made.places == [(0, 0, 0), (0, 1, 0), (0, 1, 1), (1, 0, 0)]
@@ -42,6 +44,7 @@ def test_a_layout_comes_back_from_its_file(tmp_path: Path) -> None:
         ("127.0.0.1", (Stage(4, (node(tp=0),)), Stage(1, (node(),))), "parallel size 0"),
         ("127.0.0.1", (Stage(4, (node(weight=0.0),)), Stage(1, (node(),))), "weight 0"),
         ("10.0.0.1", (Stage(4, (node(),)), Stage(1, (node(),))), "needs keys"),
+        ("127.0.0.1", (Stage(4, (Node("10.0.0.2", 7000, 1),)),), "needs keys"),
     ],
 )
 def test_layouts_that_cannot_be_are_refused(
@@ -49,6 +52,14 @@ def test_layouts_that_cannot_be_are_refused(
 ) -> None:
     with pytest.raises(PipelineError, match=message):
         Layout(control, 6000, stages)
+
+
+def test_kv_leaves_a_machine_with_keys_alone() -> None:
+    apart = Layout("10.0.0.1", 6000, (Stage(4, (Node("10.0.0.2", 7000, 1),)),), "key", "secret")
+    with pytest.raises(PipelineError, match="need kv_public_key and kv_secret_key"):
+        apart.require_kv_keys()
+    replace(apart, kv_public_key="key", kv_secret_key="secret").require_kv_keys()
+    Layout("127.0.0.1", 6000, (Stage(4, (node(),)),)).require_kv_keys()
 
 
 def test_a_file_that_is_no_layout_is_named(tmp_path: Path) -> None:

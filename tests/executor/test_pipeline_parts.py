@@ -69,10 +69,21 @@ def test_a_layer_that_nobody_has_is_said() -> None:
         wishes(Part((1, 2), 0, 2), 1, sources)
 
 
-@pytest.mark.parametrize("value", [{}, {"address": "x", "layers": [1], "heads": [0, 1]}, {"a": 1}])
-def test_what_names_no_sources_is_refused(value: dict) -> None:
+GOOD = {"address": "x", "layers": [0, 1], "heads": [0, 1]}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        None, 1, "x", [{}], [{"a": 1}], [GOOD, {**GOOD, "layers": [1]}],
+        [{**GOOD, "layers": [0, 10**12]}], [{**GOOD, "heads": [0, 0]}],
+        [{**GOOD, "heads": [-1, 1]}], [{**GOOD, "layers": [0, float("inf")]}],
+    ],
+)  # fmt: skip
+def test_what_names_no_sources_is_refused(values: object) -> None:
+    assert sources_from_json([GOOD])
     with pytest.raises(PipelineError, match="no sources of KV"):
-        sources_from_json([value])
+        sources_from_json(values)
 
 
 def test_who_has_other_keys_is_not_let_in() -> None:

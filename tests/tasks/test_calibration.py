@@ -10,7 +10,8 @@ import pytest
 from catalog.store import Catalog
 from coral.render_calibration import calibration_summary, print_calibration
 from planner.caps import ANY
-from planner.types import Phase
+from planner.errors import ImpossibleSloError
+from planner.types import Phase, Template
 from tasks.allocation import decide, read_library
 from tasks.calibration import STEP, Calibration, Round, calibrate_caps
 from tasks.inputs import Inputs, load_inputs
@@ -90,6 +91,26 @@ def test_an_objective_that_no_load_meets_has_no_cap(tiny) -> None:
     bench = Bench(replace(inputs, scenario=scenario), library, {}, Load(), 0.95)
     template = next(t for t in library if t.phase is Phase.AGGREGATED)
     assert template_cap(bench, template, workload.name) == 0.0
+
+
+def test_a_template_that_is_never_in_time_leaves_its_phase_to_others(tiny, monkeypatch) -> None:
+    first: dict[Phase, str] = {}
+
+    def cap(_: Bench, template: Template, __: str) -> float:
+        return 0.0 if template.id == first.setdefault(template.phase, template.id) else 0.5
+
+    monkeypatch.setattr("tasks.calibration.template_cap", cap)
+    monkeypatch.setattr("tasks.calibration._record", lambda *_: None)
+    found = calibrate_caps(*tiny, Load(minutes=0.2), most_rounds=6)
+    used = {key[2] for key, cap in found.rounds[-1].caps.items() if cap > 0.0} - {ANY}
+    assert used
+    assert not used & set(first.values())
+
+
+def test_a_workload_that_no_template_serves_in_time_is_named(tiny, monkeypatch) -> None:
+    monkeypatch.setattr("tasks.calibration.template_cap", lambda *_: 0.0)
+    with pytest.raises(ImpossibleSloError, match="Qwen3-14B are not in time on any template"):
+        calibrate_caps(*tiny, Load(minutes=0.1), most_rounds=500)
 
 
 def test_caps_move_with_what_a_plan_attains() -> None:

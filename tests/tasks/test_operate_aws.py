@@ -284,6 +284,7 @@ def test_what_a_fleet_on_aws_needs_is_said_before_anything_is_made(
     [
         ({"domains": ["aws:us-east-1", "gcp:us-central1"]}, "not in gcp:us-central1"),
         ({"engine": "any"}, "an aws fleet runs stock vLLM; plan with engine: vllm"),
+        ({"engine": "coral"}, "coral runs on local fleets"),
         ({"max_usd_per_hour": None}, "an aws fleet says max_usd_per_hour"),
         ({"engines": {}}, "an aws fleet says its engines"),
         ({"kind": "simulated"}, "engines go with kind: local or aws"),
@@ -292,6 +293,10 @@ def test_what_a_fleet_on_aws_needs_is_said_before_anything_is_made(
         (
             {"engines": {MODEL: {"path": "m", "random": {}, "max_model_len": 9}}},
             "go with kind: local",
+        ),
+        (
+            {"engines": {MODEL: {"path": "m", "transport": "gloo", "max_model_len": 9}}},
+            "transport of an engine go with kind: local",
         ),
         ({"aws": {"root": "coral"}}, "root must be a folder by its whole path"),
         ({"aws": {"colour": "red"}}, "unknown key 'fleet.aws.colour'"),

@@ -40,6 +40,9 @@ from tasks.watching import LOST, NOTICED, OVER, cause_of, wait_for_cause
 NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 
 
+NAME = "tiny"  # of the scenario
+
+
 def spec(**changes) -> ScenarioSpec:
     """tiny with some of everything to rent."""
     base = read_scenario("tiny")
@@ -195,13 +198,13 @@ def test_a_node_that_may_be_taken_serves_until_others_do(catalog: Catalog) -> No
     shaken = store.all()[0]
     hint = Notices(nodes={shaken.id: NodeNotice(kind="rebalance", at=NOW)})
     write_notices(HomeFiles(catalog.home).notices, hint)
-    assert cause_of(catalog, store, fleet_of(catalog.home, spec()), NOW) == NOTICED
+    assert cause_of(catalog, store, fleet_of(catalog.home, spec()), NOW, NAME) == NOTICED
     beside = sum(lease.replica == shaken.replica for lease in store.all())
     found = run(catalog, minutes=30)
     assert (found.applied.launched, found.applied.terminated) == (beside, 0)
     assert (found.waiting, found.nodes) == (1, nodes + beside)
     assert {x.id: x for x in store.all()}[shaken.id].state is LeaseState.READY
-    assert cause_of(catalog, store, fleet_of(catalog.home, spec()), NOW) == ""
+    assert cause_of(catalog, store, fleet_of(catalog.home, spec()), NOW, NAME) == ""
     none = read_scenario("tiny").fleet.model_copy(update={"max_nodes_per_domain": 1})
     assert run(catalog, spec(fleet=none), minutes=31).applied.terminated == 0
     done = run(catalog, minutes=50)
@@ -432,13 +435,14 @@ def test_a_node_that_is_about_to_be_taken_drains_and_is_replaced(catalog: Catalo
     taken_at = NOW + timedelta(minutes=32)
     notice = Notices(nodes={victim.id: NodeNotice(kind="spot", at=taken_at)})
     write_notices(HomeFiles(catalog.home).notices, notice)
-    assert cause_of(catalog, store, fleet_of(catalog.home, spec()), NOW) == NOTICED
+    assert cause_of(catalog, store, fleet_of(catalog.home, spec()), NOW, NAME) == NOTICED
+    assert cause_of(catalog, store, fleet_of(catalog.home, spec()), NOW, "other") == ""
     after = run(catalog, minutes=30)
     assert after.applied.launched == 1
     states = {lease.id: lease for lease in store.all()}
     assert states[victim.id].state is LeaseState.DRAINING
     assert "its cloud takes it at" in states[victim.id].reason
-    assert cause_of(catalog, store, fleet_of(catalog.home, spec()), NOW) == ""
+    assert cause_of(catalog, store, fleet_of(catalog.home, spec()), NOW, NAME) == ""
     run(catalog, minutes=33)
     assert {lease.id: lease.state for lease in store.all()}[victim.id] is LeaseState.TERMINATED
 
@@ -448,9 +452,9 @@ def test_a_lost_node_begins_a_round_at_once(catalog: Catalog) -> None:
     now = NOW + timedelta(minutes=20)
     run(catalog, minutes=20)
     store, cloud = lease_store(catalog), fleet_of(catalog.home, spec())
-    assert cause_of(catalog, store, cloud, now) == ""
+    assert cause_of(catalog, store, cloud, now, NAME) == ""
     cloud.terminate(store.all()[0].instance_id or "")
-    assert cause_of(catalog, store, cloud, now) == LOST
+    assert cause_of(catalog, store, cloud, now, NAME) == LOST
     waits: list[float] = []
     why = wait_for_cause(catalog, spec(), 600.0, sleep=waits.append)
     assert (why, waits) == (LOST, [15.0])

@@ -19,6 +19,7 @@ from .conftest import VENV
 PACKAGE = Path(__file__).parents[2] / "executor" / "vllm_pipeline"
 PYTHON = str(VENV / "bin" / "python")
 CASE = Path(__file__).with_name("pipeline_case.py")
+HANDOVER = Path(__file__).with_name("handover_case.py")
 ENVIRONMENT = {
     **os.environ, "PYTHONPATH": str(PACKAGE), "HF_HUB_OFFLINE": "1", "VLLM_HOST_IP": "127.0.0.1",
     "GLOO_SOCKET_IFNAME": "lo", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING",
@@ -158,3 +159,10 @@ def test_known_blocks_are_not_computed_again(found: dict) -> None:
     """Whole ones of 32 tokens, never the last token."""
     wanted = [(length - 1) // 32 * 32 for length in found["uneven"]["prompts"]]
     assert found["uneven"]["cached"] == wanted and sum(wanted) > 0
+
+
+def test_who_asks_for_kv_too_early_holds_up_nobody() -> None:
+    done = subprocess.run(
+        [PYTHON, HANDOVER], env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "right\n", done.stderr

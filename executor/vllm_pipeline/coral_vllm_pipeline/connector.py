@@ -24,7 +24,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from . import PipelineError
 from .executor import pools_of
-from .handover import KEPT_S, Giver, Kv, Store, fetch
+from .handover import KEPT_S, USABLE_S, Giver, Kv, Store, fetch
 from .layout import HERE, PLACE, Layout, read_layout
 from .parts import Part, Source, heads_of_rank, sources_from_json, sources_to_json
 from .wire import Sockets
@@ -68,6 +68,7 @@ class PipelineConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self.layout = read_layout(HERE)
+        self.layout.require_kv_keys()
         self.block_size = vllm_config.cache_config.block_size
         total = vllm_config.model_config.get_total_num_kv_heads()
         if role is KVConnectorRole.SCHEDULER:
@@ -145,7 +146,7 @@ class _Head:
         self.layout, self.heads = layout, heads
         self.requests: dict[str, Any] = {}
         self.blocks_of: Callable[[str], list[int]] = lambda request: []
-        self.pulls: dict[str, Future[Any]] = {}
+        self.pulls: dict[str, tuple[Future[Any], float]] = {}  # and when they were asked for
         self.used: set[str] = set()  # were scheduled: their KV was taken, or computed here
         self.loads: dict[str, tuple[int, int]] = {}
 
@@ -156,13 +157,16 @@ class _Head:
             return 0
         if name not in self.pulls:
             try:
-                sources = sources_from_json(given["sources"])
+                sources = sources_from_json(given.get("sources"))
             except PipelineError:
                 return 0
-            self.pulls[name] = self._pull(name, str(given["request"]), sources)
-        pull = self.pulls[name]
+            pull = self._pull(name, str(given.get("request")), sources)
+            self.pulls[name] = pull, time.monotonic()
+        pull, asked_at = self.pulls[name]
         if not pull.done():
             return None
+        if time.monotonic() - asked_at > USABLE_S:  # it waited so long that workers may drop it
+            return 0
         whole = pull.exception() is None and not any(pull.result().values())
         return request.num_prompt_tokens - 1 if whole else 0
 

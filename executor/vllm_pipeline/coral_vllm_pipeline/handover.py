@@ -24,9 +24,11 @@ from .parts import Part, Source, wishes
 from .wire import Sockets
 
 KEPT_S = 120.0  # for a decode replica that never comes
+USABLE_S = 60.0  # what a decode replica has fetched: a request that waits longer is computed anew
 KEPT_BYTES = 8 * 2**30  # of one worker; then the oldest goes
 FETCH_S = 20.0  # for one worker's part; then the decode side computes the prompt itself
 LATE_S = 5.0  # for a rank that is still copying when another's token is out already
+LOOK_AGAIN_MS = 5  # whether it is there now
 
 Kv = dict[int, torch.Tensor]  # by layer: (heads, blocks, tokens of a block, content)
 
@@ -47,7 +49,7 @@ class Store:
 
     part: Part
     kept: OrderedDict[str, Kept] = field(default_factory=OrderedDict)
-    lock: threading.Condition = field(default_factory=threading.Condition)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def keep(self, request: str, kv: Kv) -> None:
         """Take over; the oldest go where there is no room, or nobody came for them."""
@@ -56,7 +58,10 @@ class Store:
             self.kept[request] = Kept(kv, time.monotonic(), size)
             while self.kept and (self._is_old() or self._is_full()):
                 self.kept.popitem(last=False)
-            self.lock.notify_all()
+
+    def has(self, request: str) -> bool:
+        with self.lock:
+            return request in self.kept
 
     def take(self, request: str, part: Part, share: float) -> list[torch.Tensor]:
         """The part's heads of each of its layers, all of which must be here.
@@ -65,7 +70,6 @@ class Store:
         whole is forgotten. Raises PipelineError: it is not here, or no more.
         """
         with self.lock:
-            self.lock.wait_for(lambda: request in self.kept, LATE_S)
             if request not in self.kept:
                 raise PipelineError(f"KV of request {request} is not here, or no more")
             kept = self.kept[request]
@@ -84,20 +88,31 @@ class Store:
 
 
 class Giver:
-    """Answers decode workers, in a thread."""
+    """Answers decode workers, in a thread; who asks too early holds up nobody else."""
 
     def __init__(self, sockets: Sockets, address: str, store: Store) -> None:
         self.socket, self.store = sockets.bind(zmq.ROUTER, address), store
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
+        early: list[tuple[bytes, bytes, float]] = []
         while True:
-            who, asked = self.socket.recv_multipart()
-            try:
-                answer = pack_kv(self.store.take(*pickle.loads(asked)))
-            except Exception as error:  # of whatever kind: the decode side computes it itself
-                answer = [b"", str(error).encode()]
-            self.socket.send_multipart([who, *answer], copy=False)
+            if self.socket.poll(LOOK_AGAIN_MS if early else None):
+                who, asked = self.socket.recv_multipart()
+                early.append((who, asked, time.monotonic()))
+            early = [one for one in early if not self._answer(*one)]
+
+    def _answer(self, who: bytes, asked: bytes, since: float) -> bool:
+        """Whether it is answered; not yet where the KV may still come."""
+        try:
+            request, part, share = pickle.loads(asked)
+            if not self.store.has(request) and time.monotonic() - since < LATE_S:
+                return False
+            answer = pack_kv(self.store.take(request, part, share))
+        except Exception as error:  # of whatever kind: the decode side computes it itself
+            answer = [b"", str(error).encode()]
+        self.socket.send_multipart([who, *answer], copy=False)
+        return True
 
 
 def pack_kv(kv: Sequence[torch.Tensor]) -> list[Any]:

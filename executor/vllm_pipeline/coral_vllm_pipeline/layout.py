@@ -14,6 +14,7 @@ ENVIRONMENT = "CORAL_PIPELINE_LAYOUT"  # the layout as JSON, or the path of its 
 PLACE = "CORAL_PIPELINE_PLACE"  # of a worker's process: 'stage,node,rank'
 HERE = "-"  # as a command's LAYOUT: it is in the environment
 TRANSPORTS = ("zmq", "gloo", "nccl")
+LOOPBACK = {"127.0.0.1", "localhost"}
 PORTS_PER_RANK = 10  # of which a worker uses two
 
 
@@ -74,8 +75,22 @@ class Layout:
         if self.transport not in TRANSPORTS:
             known = ", ".join(TRANSPORTS)
             raise PipelineError(f"unknown transport {self.transport!r}: one of {known}")
-        if not self.public_key and self.control not in {"127.0.0.1", "localhost"}:
+        if not self.public_key and not self.is_here:
             raise PipelineError("a pipeline over machines needs keys: hidden states are requests'")
+
+    @property
+    def is_here(self) -> bool:
+        """Whether all of it is on this machine, and reached by nobody else."""
+        hosts = {node.host for stage in self.stages for node in stage.nodes}
+        return {self.control, *hosts} <= LOOPBACK
+
+    def require_kv_keys(self) -> None:
+        """Raises PipelineError: anybody could ask this replica for the KV of requests."""
+        if not self.kv_public_key and not self.is_here:
+            raise PipelineError(
+                "prefill and decode over machines need kv_public_key and kv_secret_key in the "
+                "layout, the same in all replicas: KV is requests'"
+            )
 
     @property
     def commands(self) -> str:
@@ -116,6 +131,7 @@ class Layout:
     def write(self, path: Path) -> None:
         """For its owner's eyes: it has keys."""
         path.touch(mode=0o600)
+        path.chmod(0o600)  # one that was there
         path.write_text(self.to_json())
 
 

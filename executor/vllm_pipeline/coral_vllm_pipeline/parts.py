@@ -8,6 +8,8 @@ from typing import Any
 
 from . import PipelineError
 
+MOST = 4096  # layers, or heads, of any model
+
 
 @dataclass(frozen=True)
 class Part:
@@ -84,14 +86,17 @@ def sources_to_json(sources: Sequence[Source]) -> list[Mapping[str, Any]]:
     ]  # fmt: skip
 
 
-def sources_from_json(values: Sequence[Mapping[str, Any]]) -> list[Source]:
-    """Raises PipelineError: they are none."""
+def sources_from_json(values: Any) -> list[Source]:
+    """Whatever came with a request. Raises PipelineError: they are none."""
     try:
         found = []
         for one in values:
-            (first, count), (head, heads) = one["layers"], one["heads"]
-            part = Part(tuple(range(int(first), int(first) + int(count))), int(head), int(heads))
-            found.append(Source(str(one["address"]), part))
-    except (KeyError, TypeError, ValueError) as error:
+            (first, count), (head, heads) = (map(int, one[key]) for key in ("layers", "heads"))
+            if first < 0 or head < 0 or not 0 < count <= MOST or not 0 < heads <= MOST:
+                raise ValueError(f"{count} layers and {heads} heads")
+            found.append(
+                Source(str(one["address"]), Part(tuple(range(first, first + count)), head, heads))
+            )
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise PipelineError(f"no sources of KV: {error!r}") from error
     return found
