@@ -6,6 +6,7 @@ agent is there, whether it is silent, and how long each part of its start-up too
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -32,6 +33,9 @@ class StartUp:
     @property
     def total_s(self) -> float:
         return self.boot_s + self.install_s + self.weights_s + self.engine_s
+
+
+log = logging.getLogger(__name__)
 
 
 class Node(BaseModel):
@@ -67,10 +71,11 @@ class Nodes(BaseModel):
 
 
 def read_nodes(path: Path) -> Nodes:
-    """The file; none where it is not there, or not whole."""
+    """The file; none where it is not there, or, which is said, not whole."""
     try:
         return read_model(path, Nodes)
-    except UnreadableError:
+    except UnreadableError as error:
+        log.error("%s: %s; the nodes that it names are not known any more", path, error)
         return Nodes()
 
 
