@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from planner.availability import NOTHING_KNOWN, Evidence
 from planner.types import GpuSpec, InstanceType, Lengths, Market, ModelSpec
@@ -35,3 +35,5 @@ class Known:
     prices: Sequence[MarketRow]
     stock: Mapping[tuple[str, str, str], int]  # (level, domain, instance type) -> nodes
     evidence: Evidence = NOTHING_KNOWN  # of availability, beyond the assumed stock
+    # By model: minutes that gateways saw, oldest first, and the requests/s of each.
+    observed: Mapping[str, tuple[Sequence[int], Sequence[float]]] = field(default_factory=dict)
