@@ -191,8 +191,12 @@ class Desk:
     async def write_demand(self, *, at_end: bool = False) -> None:
         """Minutes that are over, into the inbox."""
         book = self.measures.book
-        if book.close(self.table.models, at_end=at_end):
+        if not book.close(self.table.models, at_end=at_end):
+            return
+        try:
             await asyncio.to_thread(book.write)
+        except OSError as error:
+            log.error("demand can't be written to %s (%s); it is kept", book.inbox, error)
 
 
 class EventStream(StreamingResponse):
@@ -248,10 +252,7 @@ async def _keep_fresh(desk: Desk) -> None:
             desk.refresh()
         except Exception:
             log.exception("routes or keys can't be read; those known stay")
-        try:
-            await desk.write_demand()
-        except Exception:
-            log.exception("demand can't be written to %s; it is kept", desk.measures.book.inbox)
+        await desk.write_demand()
 
 
 async def _while_there(request: Request, work: Coroutine[Any, Any, Result]) -> Result:

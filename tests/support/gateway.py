@@ -30,19 +30,20 @@ USAGE = {"prompt_tokens": 7, "completion_tokens": 3}
 
 
 @contextmanager
-def served(app: Starlette) -> Iterator[str]:
-    """A server in a thread."""
+def served(app: Starlette, **options: Any) -> Iterator[str]:
+    """A server in a thread, with uvicorn's options."""
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     config = uvicorn.Config(
-        app, log_level="error", timeout_graceful_shutdown=1, http=PatientProtocol
+        app, log_level="error", timeout_graceful_shutdown=1, http=PatientProtocol, **options
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     while not server.started:
         time.sleep(0.01)
-    yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    scheme = "https" if options else "http"
+    yield f"{scheme}://127.0.0.1:{listening.getsockname()[1]}"
     server.should_exit = True
     thread.join(10)
 
