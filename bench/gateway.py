@@ -2,12 +2,12 @@
 
     python -m bench.gateway [--streams 200] [--rate 10] [--seconds 10] [--requests 10000] [--json]
 
-First streams at a fixed rate, in turns direct to an engine and through the gateway: `added_*_ms`
-is the difference of the two quantiles of the time from an event's sending to its arrival. Then
-requests to three models while engines are killed, come back, leave the routes, and serve another
-model at the same address: `hung` have no end after 30 s, `wrong_model` were answered by another
-model than asked for, `unclean` ended in neither a whole answer nor an error that says so. Engines
-and gateway are processes of their own.
+First streams at a fixed rate, in turns direct to an engine and through the gateway; they begin over
+two seconds, and events count from when all have begun: `added_*_ms` is the difference of the two
+quantiles of the time from an event's sending to its arrival. Then requests to three models while
+engines are killed, come back, leave the routes, and serve another model at the same address: `hung`
+have no end after 30 s, `wrong_model` were answered by another model than asked for, `unclean` ended
+in neither a whole answer nor an error that says so. Engines and gateway are processes of their own.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ HUNG_S = 30.0
 MODELS = ("org/a", "org/b", "org/c")
 ENGINES = 6
 AT_ONCE = 64
+BEGIN_S = 2.0
 SEEN_S = 1.2  # until gateways have read new routes: they look twice a second
 UP_S = 30.0
 
@@ -89,7 +90,12 @@ def measure_added(streams: int, rate: float, seconds: float) -> dict[str, Any]:
 
 
 async def streamed(url: str, streams: int, count: int, gap_s: float) -> list[float]:
-    """Seconds from sending to arrival of every event of all streams, begun evenly over a gap."""
+    """Seconds from sending to arrival of events, from when all streams have begun.
+
+    They begin one after another over `BEGIN_S`, and last so much longer.
+    """
+    count += round(BEGIN_S / gap_s)
+    all_began = time.monotonic() + BEGIN_S + gap_s
     host, port = url.removeprefix("http://").split(":")
     body = json.dumps(
         {"model": MODELS[0], "prompt": "x", "stream": True, "max_tokens": count}
@@ -97,7 +103,7 @@ async def streamed(url: str, streams: int, count: int, gap_s: float) -> list[flo
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
 
     async def one(number: int) -> list[float]:
-        await asyncio.sleep(gap_s * number / streams)
+        await asyncio.sleep(BEGIN_S * number / streams)
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(head.encode() + body)
         found = []
@@ -105,8 +111,9 @@ async def streamed(url: str, streams: int, count: int, gap_s: float) -> list[flo
             if not line:
                 raise RuntimeError(f"a stream broke off at {url}")
             if line.startswith(b"data:"):
-                now = time.monotonic()
-                found.append(now - json.loads(line[5:])["sent"])
+                now, sent = time.monotonic(), json.loads(line[5:])["sent"]
+                if sent > all_began:
+                    found.append(now - sent)
         writer.close()
         return found
 

@@ -208,8 +208,8 @@ class EventStream(StreamingResponse):
 
     def __init__(
         self,
-        lines: AsyncGenerator[str],
-        first: str,
+        lines: AsyncGenerator[bytes],
+        first: bytes,
         visit: Visit,
         deadline: tuple[float, float],  # the loop's time; seconds that it was
         stay: contextlib.ExitStack,
@@ -220,29 +220,24 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async with asyncio.timeout_at(self.ends + LAST_WORD_S):
+            async with asyncio.timeout_at(self.ends):
                 await super().__call__(scope, receive, send)
-        except TimeoutError:  # the client reads no more: its connection is cut
+        except TimeoutError:
             self.visit.end(504)
+            event = late(self.deadline_s).event()
+            with contextlib.suppress(TimeoutError):  # of a client that reads no more
+                async with asyncio.timeout(LAST_WORD_S):
+                    await send({"type": "http.response.body", "body": event, "more_body": False})
         finally:
             self.visit.end(GONE)
             with self.stay:
                 await self.lines.aclose()
 
-    async def _events(self, first: str) -> AsyncIterator[str]:
+    async def _events(self, first: bytes) -> AsyncIterator[bytes]:
         yield first
-        while True:
-            try:
-                async with asyncio.timeout_at(self.ends):
-                    line = await anext(self.lines)
-            except StopAsyncIteration:
-                self.visit.end(200)
-                return
-            except TimeoutError:
-                self.visit.end(504)
-                yield f"data: {json.dumps(late(self.deadline_s).body())}\n\n"
-                return
+        async for line in self.lines:
             yield line
+        self.visit.end(200)
 
 
 async def _keep_fresh(desk: Desk) -> None:
@@ -272,7 +267,7 @@ async def _while_there(request: Request, work: Coroutine[Any, Any, Result]) -> R
         task.cancel()
 
 
-async def _next(lines: AsyncIterator[str]) -> str:
+async def _next(lines: AsyncIterator[bytes]) -> bytes:
     return await anext(lines)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from starlette.responses import JSONResponse
 
 RETRY_AFTER_S = 5
@@ -27,6 +29,10 @@ class RequestError(Exception):
         """The error object."""
         error = {"message": self.message, "type": self.kind, "param": None, "code": self.code}
         return {"error": error}
+
+    def event(self) -> bytes:
+        """The same in a stream that has begun."""
+        return f"data: {json.dumps(self.body())}\n\n".encode()
 
     def response(self) -> JSONResponse:
         """The answer."""
