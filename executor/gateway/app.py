@@ -237,7 +237,6 @@ class EventStream(StreamingResponse):
         yield first
         async for line in self.lines:
             yield line
-        self.visit.end(200)
 
 
 async def _keep_fresh(desk: Desk) -> None:
