@@ -298,6 +298,29 @@ def m012_template_caps(connection: duckdb.DuckDBPyConnection) -> None:
     connection.execute("ALTER TABLE utilization_cap ADD COLUMN template_id TEXT DEFAULT ''")
 
 
+def m013_observed_demand(connection: duckdb.DuckDBPyConnection) -> None:
+    """What gateways saw, by model and minute, and the inbox files that are in."""
+    connection.execute(
+        """
+        CREATE TABLE observed_demand (
+            minute TIMESTAMPTZ NOT NULL, model TEXT NOT NULL, gateway TEXT NOT NULL,
+            requests BIGINT NOT NULL, turned_away BIGINT NOT NULL, measured BIGINT NOT NULL,
+            prompt_tokens BIGINT NOT NULL, output_tokens BIGINT NOT NULL,
+            prompt_tokens_p95 DOUBLE, output_tokens_p95 DOUBLE, source TEXT NOT NULL);
+        CREATE TABLE inbox_file (
+            name TEXT PRIMARY KEY, loaded_at TIMESTAMPTZ NOT NULL, rows BIGINT NOT NULL);
+        CREATE VIEW demand_by_minute AS
+            SELECT minute, model, sum(requests) AS requests, sum(turned_away) AS turned_away,
+                sum(prompt_tokens) AS prompt_tokens, sum(output_tokens) AS output_tokens,
+                sum(prompt_tokens) / nullif(sum(measured), 0) AS prompt_tokens_mean,
+                sum(output_tokens) / nullif(sum(measured), 0) AS output_tokens_mean,
+                max(prompt_tokens_p95) AS prompt_tokens_p95,
+                max(output_tokens_p95) AS output_tokens_p95
+            FROM observed_demand GROUP BY ALL ORDER BY ALL;
+        """
+    )
+
+
 MIGRATIONS: tuple[Migration, ...] = (
     m001_seed_tables,
     m002_decisions,
@@ -311,6 +334,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     m010_market,
     m011_simulations,
     m012_template_caps,
+    m013_observed_demand,
 )
 
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from coral.console import make_console
@@ -255,6 +256,8 @@ def round_summary(result: Round) -> dict[str, Any]:
         "nodes": result.nodes,
         "cost_usd_per_hour": round(result.cost_usd_per_hour, 4),
         "decision_id": result.decision.decision_id if result.decision else None,
+        "demand_files": result.demand.files,
+        "demand_files_broken": list(result.demand.broken),
     }
 
 
@@ -274,6 +277,8 @@ def print_round(result: Round) -> None:
         )
     for reason in applied.why:
         console.print(f"  [yellow]{reason}[/yellow]")
+    for broken in result.demand.broken:
+        console.print(f"  [yellow]set aside in inbox/broken: {escape(broken)}[/yellow]")
     changes = result.replicas
     if changes.started or changes.ended:
         console.print(

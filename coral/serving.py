@@ -6,9 +6,12 @@ import logging
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from coral.options import Json
+from coral.output import print_json
 
 Home = Annotated[
     str | None,
@@ -16,11 +19,16 @@ Home = Annotated[
 ]
 
 
+gateway_app = typer.Typer()
+keys_app = typer.Typer(no_args_is_help=True)
+
+
 def add_commands(app: typer.Typer) -> None:
     """Register them."""
     app.command()(agent)
     app.command()(controller)
-    app.command()(gateway)
+    gateway_app.add_typer(keys_app, name="keys", help="Keys that requests need.")
+    app.add_typer(gateway_app, name="gateway")
 
 
 def agent(
@@ -96,27 +104,144 @@ def controller(
             daemon.step()
 
 
+@gateway_app.callback(invoke_without_command=True)
 def gateway(
+    context: typer.Context,
     home: Home = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
+    certificate: Annotated[
+        Path | None, typer.Option(help="TLS: file of the certificate and those above it (PEM).")
+    ] = None,
+    certificate_key: Annotated[
+        Path | None, typer.Option(help="TLS: file of its private key (PEM).")
+    ] = None,
+    deadline: Annotated[
+        float, typer.Option(min=1.0, help="Seconds that a request may take in all.")
+    ] = 3600.0,
+    per_engine: Annotated[
+        int, typer.Option(min=1, help="Requests in flight at one engine; beyond that 429.")
+    ] = 1024,
+    largest_mib: Annotated[float, typer.Option(min=0.001, help="MiB of a request.")] = 4.0,
 ) -> None:
     """Answer OpenAI-compatible requests with the replicas that are ready."""
+    if context.invoked_subcommand is not None:
+        context.obj = home
+        return
     import uvicorn
 
-    from executor.gateway.app import make_app
+    from executor.gateway.app import Limits, make_app
+    from executor.gateway.patience import PatientProtocol
     from executor.home import resolve_home
 
     folder = resolve_home(home)
     folder.mkdir(parents=True, exist_ok=True)
+    limits = Limits(deadline, body_bytes=int(largest_mib * 2**20), in_flight=per_engine)
+    app = make_app(folder, limits)
+    tls = _tls(certificate, certificate_key)
     refuse_taken(host, port)
-    typer.echo(f"gateway at http://{host}:{port}", err=True)
+    _log_to_stderr()
+    typer.echo(f"gateway at {'https' if tls else 'http'}://{host}:{port}", err=True)
     _on_signals(lambda: None)  # the server has handlers of its own, and gives these back
     config = uvicorn.Config(
-        make_app(folder / "routes.json"), host=host, port=port, log_level="warning",
-        timeout_graceful_shutdown=60,
+        app, host=host, port=port, http=PatientProtocol, log_level="warning",
+        timeout_graceful_shutdown=60, **tls,
     )  # fmt: skip
     uvicorn.Server(config).run()
+
+
+def _tls(certificate: Path | None, key: Path | None) -> dict[str, Any]:
+    """The server's options for TLS.
+
+    Raises CertificateError: half of a pair, or files that are none.
+    """
+    import ssl
+
+    from executor.gateway.app import CertificateError
+
+    if certificate is None and key is None:
+        return {}
+    if certificate is None or key is None:
+        raise CertificateError("TLS needs both --certificate and --certificate-key")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise CertificateError(
+            f"{certificate} and {key} are no certificate and its key in PEM without a password "
+            f"({error.strerror or error if isinstance(error, OSError) else error})"
+        ) from error
+    return {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)}
+
+
+@keys_app.command("add")
+def add_key(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Whose key it is; several may have one name.")],
+    in_flight: Annotated[
+        int | None, typer.Option(min=1, help="Requests in flight at once. [no limit]")
+    ] = None,
+    per_minute: Annotated[
+        int | None, typer.Option(min=1, help="Requests a minute. [no limit]")
+    ] = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Make a key and show it, this once. From the first on requests need one."""
+    from executor.gateway.keys import add_key
+
+    key, secret = add_key(_key_file(context, home), name, in_flight, per_minute)
+    if as_json:
+        print_json({**key.model_dump(mode="json", exclude={"sha256"}), "key": secret})
+    else:
+        typer.echo(f"{secret}\nKey {key.id} of {name}. It is shown this once; clients give it as "
+                   "their API key.")  # fmt: skip
+
+
+@keys_app.command("list")
+def list_keys(context: typer.Context, home: Home = None, as_json: Json = False) -> None:
+    """Ids, names and limits of all keys; not the keys."""
+    from executor.gateway.keys import read_api_keys
+
+    found = read_api_keys(_key_file(context, home))
+    if as_json:
+        keys = found.keys if found else ()
+        listed = [key.model_dump(mode="json", exclude={"sha256"}) for key in keys]
+        print_json({"open": found is None, "keys": listed})
+    elif found is None:
+        typer.echo(
+            "No keys: the gateway lets everybody in. Make one with `coral gateway keys add`."
+        )
+    elif not found.keys:
+        typer.echo("No keys: the gateway lets nobody in. Make one with `coral gateway keys add`.")
+    else:
+        for key in found.keys:
+            flight = f", {key.in_flight} in flight" if key.in_flight else ""
+            minute = f", {key.per_minute} a minute" if key.per_minute else ""
+            typer.echo(f"{key.id}  {key.name}, made {key.made_at:%Y-%m-%d}{flight}{minute}")
+
+
+@keys_app.command("revoke")
+def revoke_key(
+    context: typer.Context,
+    key: Annotated[str, typer.Argument(help="Its id, as `coral gateway keys list` has it.")],
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Refuse a key from now on."""
+    from executor.gateway.keys import revoke_key
+
+    gone = revoke_key(_key_file(context, home), key)
+    if as_json:
+        print_json({"id": gone.id, "name": gone.name, "revoked": True})
+    else:
+        typer.echo(f"Key {gone.id} of {gone.name} is revoked.")
+
+
+def _key_file(context: typer.Context, home: str | None) -> Path:
+    """Of the home named after the verb, or before it."""
+    from executor.home import HomeFiles, resolve_home
+
+    return HomeFiles(resolve_home(home or context.obj)).gateway_keys
 
 
 def refuse_taken(host: str, port: int) -> None:

@@ -229,7 +229,9 @@ class Daemon:
 
     @property
     def _models(self) -> tuple[str, ...]:
-        return tuple(sorted({replica.model for replica in self._deployment.replicas}))
+        """Those with an objective too: a model that has no replica now is still served."""
+        replicas = {replica.model for replica in self._deployment.replicas}
+        return tuple(sorted(replicas | self._deployment.objectives.keys()))
 
     def _write_routes(self) -> None:
         found = Routes(
@@ -248,6 +250,7 @@ class Daemon:
                 and self.is_ready(replica.id)
                 and not self._is_taken(replica.lease_ids)
             ),
+            objectives=self._deployment.objectives,
         )
         if found != self._written:
             write_routes(self.files.routes, found)

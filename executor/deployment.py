@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from executor.files import UnreadableError, read_model, write_model
 from executor.pipeline_plan import plan_pipelines
+from executor.routes import Objective
 from executor.stage_plan import (
     Connector,
     EngineSettings,
@@ -165,6 +166,7 @@ class ReplicaSpec(_Model):
 class Deployment(_Model):
     """Everything that is to run."""
 
+    objectives: dict[str, Objective] = Field(default_factory=dict)  # by model
     engines: dict[str, EngineSpec] = Field(default_factory=dict)  # by model
     lease_keys: dict[str, str] = Field(default_factory=dict)  # public keys by lease id
     enrolling: tuple[str, ...] = ()  # leases whose nodes make their keys themselves

@@ -59,6 +59,14 @@ class HomeFiles:
     def keys(self) -> Path:
         return self.home / "keys"
 
+    @property
+    def gateway_keys(self) -> Path:
+        return self.home / "gateway-keys.json"
+
+    @property
+    def inbox(self) -> Path:
+        return self.home / "inbox"
+
     def controller_keys(self) -> KeyPair:
         return load_or_make(self.keys / "controller.key")
 

@@ -32,6 +32,15 @@ class Route(BaseModel):
     domain: str = ""  # KV moves inside one alone
 
 
+class Objective(BaseModel):
+    """What the plan promises of a model; of several workloads' objectives the tightest."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    ttft_ms: float = Field(gt=0.0)
+    tpot_ms: float = Field(gt=0.0)
+
+
 class Routes(BaseModel):
     """All of them."""
 
@@ -39,6 +48,7 @@ class Routes(BaseModel):
 
     models: tuple[str, ...] = ()  # all that the deployment serves, also those without a replica now
     routes: tuple[Route, ...] = ()
+    objectives: dict[str, Objective] = Field(default_factory=dict)  # by model
 
 
 def read_routes(path: Path) -> Routes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from prefect import flow
@@ -10,6 +11,7 @@ from tasks.artifacts import publish_task
 from tasks.home import open_catalog
 from tasks.inputs import load_inputs
 from tasks.market.launches import remember_launches
+from tasks.observed import load_inbox
 from tasks.opaque import opaque
 from tasks.operating import Round, operate_task
 from tasks.scenario_file import read_scenario
@@ -25,8 +27,10 @@ def operate(scenario: str = "core", home: str | None = None, draft: bool = False
     catalog = open_catalog(home)
     spec, now = read_scenario(scenario), datetime.now(UTC)
     remember_launches(catalog)
+    demand = load_inbox(catalog, now)
     inputs = load_inputs(catalog, spec, now)
     result = operate_task(catalog, opaque(spec), opaque(inputs), now, draft)
+    result = replace(result, demand=demand)
     if result.decision is not None:
         publish_task(inputs.scenario.name, opaque(result.decision), result.decision.report)
     catalog.publish(force=True)

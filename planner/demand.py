@@ -69,6 +69,15 @@ class DemandHistory:
             )
         return cls(name, window_minutes, np.array(rates_rps, dtype=float))
 
+    @classmethod
+    def of_minutes(
+        cls, name: str, minutes: Sequence[int], rates_rps: Sequence[float]
+    ) -> DemandHistory:
+        """From minutes that were seen, oldest first; one that nobody saw is as the one before."""
+        every = np.arange(minutes[0], minutes[-1] + 1)
+        latest = np.searchsorted(np.asarray(minutes), every, side="right") - 1
+        return cls(name, 1.0, np.asarray(rates_rps, dtype=float)[latest])
+
     def until(self, windows: int) -> DemandHistory:
         """What was known after so many windows."""
         return DemandHistory(self.name, self.window_minutes, self.rates_rps[:windows])
@@ -93,7 +102,7 @@ def forecast_demand(
     """
     horizon = horizon_windows(history, horizon_minutes)
     rates = history.rates_rps
-    least = horizon + LEAST_RATIOS
+    least = least_windows(history, horizon_minutes)
     if rates.size < least:
         raise DemandError(
             f"demand history {history.name!r} has {rates.size} windows of "
@@ -115,6 +124,17 @@ def forecast_demand(
     level = float(levels[now])
     ratio = max(recent, seasonal) if seasonal is not None else recent
     return DemandForecast(level * ratio, level, recent, seasonal)
+
+
+def least_windows(history: DemandHistory, horizon_minutes: float) -> int:
+    """So many a forecast needs."""
+    return horizon_windows(history, horizon_minutes) + LEAST_RATIOS
+
+
+def first_demand(rates_rps: Sequence[float], at_first_rps: float) -> DemandForecast:
+    """While too few windows were seen for a forecast: the most seen, or what was expected."""
+    rate = max(at_first_rps, *rates_rps, 0.0)
+    return DemandForecast(rate, rate, 1.0, None)
 
 
 def horizon_windows(history: DemandHistory, horizon_minutes: float) -> int:

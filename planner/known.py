@@ -37,3 +37,5 @@ class Known:
     stock: Mapping[tuple[str, str, str], int]  # (level, domain, instance type) -> nodes
     evidence: Evidence = NOTHING_KNOWN  # of availability, beyond the assumed stock
     hops: Mapping[str, Hop] = field(default_factory=dict)  # measured, by profile of the GPU
+    # By model: minutes that gateways saw, oldest first, and the requests/s of each.
+    observed: Mapping[str, tuple[Sequence[int], Sequence[float]]] = field(default_factory=dict)

@@ -12,7 +12,13 @@ from dataclasses import dataclass, replace
 from planner.allocation.options import AllocationOptions, ServiceRules
 from planner.allocation.problem import AllocationSettings
 from planner.cloud_site import region_of
-from planner.demand import DemandForecast, DemandHistory, forecast_demand
+from planner.demand import (
+    DemandForecast,
+    DemandHistory,
+    first_demand,
+    forecast_demand,
+    least_windows,
+)
 from planner.engine import Engine
 from planner.errors import MarketError, ScenarioError, UnknownNameError
 from planner.hop import slowest
@@ -26,7 +32,7 @@ from planner.offers import (
     zones_by_price,
 )
 from planner.placement.settings import PlacementSettings
-from planner.scenario import DemandSpec, ScenarioSpec, WorkloadSpec
+from planner.scenario import DemandSpec, ObservedSpec, ScenarioSpec, WorkloadSpec
 from planner.site import check_engines, with_site
 from planner.types import (
     Lengths,
@@ -80,6 +86,7 @@ def resolve_scenario(spec: ScenarioSpec, known: Known) -> Scenario:
     resolved = [_workload(item, spec, known, where) for item in spec.workloads]
     workloads = tuple(workload for workload, _ in resolved)
     _refuse_repeats("workload name", [w.name for w in workloads], where)
+    _refuse_double_counts(spec, workloads, where)
     if spec.fleet.kind != "simulated":
         check_engines(spec.fleet, workloads, where)
     rented = offers_to_rent(spec, known, known.evidence)
@@ -255,6 +262,9 @@ def _workload(
     elif demand.history is not None:
         forecast = _forecast(demand, spec, known, f"workload {name!r} of {where}")
         rate = forecast.rate_rps
+    elif demand.observed is not None:
+        forecast = _observed(demand.observed, demand.quantile, spec, known, model.name)
+        rate = max(demand.observed.at_least_rps, demand.observed.share * forecast.rate_rps)
     else:
         rate = demand.requests_per_s or 0.0
     workload = Workload(
@@ -277,8 +287,39 @@ def _forecast(demand: DemandSpec, spec: ScenarioSpec, known: Known, place: str) 
     history = DemandHistory.of(name, *known.histories[name])
     if demand.until_hours is not None:
         history = history.until(int(demand.until_hours * 60 / history.window_minutes))
-    horizon = spec.allocation.startup_minutes + spec.operate.interval_minutes
-    return forecast_demand(history, horizon, demand.quantile)
+    return forecast_demand(history, _horizon_minutes(spec), demand.quantile)
+
+
+def _observed(
+    observed: ObservedSpec, quantile: float, spec: ScenarioSpec, known: Known, model: str
+) -> DemandForecast:
+    """The same of all requests to a model, from the minutes that gateways saw."""
+    minutes, rates = known.observed.get(model, ((), ()))
+    horizon = _horizon_minutes(spec)
+    history = DemandHistory.of_minutes(f"observed, {model}", minutes, rates) if minutes else None
+    if history is None or history.rates_rps.size < least_windows(history, horizon):
+        return first_demand(rates, observed.at_first_rps / observed.share)
+    return forecast_demand(history, horizon, quantile)
+
+
+def _horizon_minutes(spec: ScenarioSpec) -> float:
+    return spec.allocation.startup_minutes + spec.operate.interval_minutes
+
+
+def _refuse_double_counts(spec: ScenarioSpec, workloads: Sequence[Workload], where: str) -> None:
+    """Workloads of a model that plan on its observed requests must share them."""
+    shares: dict[str, float] = {}
+    for item, workload in zip(spec.workloads, workloads, strict=True):
+        if item.demand.observed is not None:
+            name = workload.model.name
+            shares[name] = shares.get(name, 0.0) + item.demand.observed.share
+    for name, share in shares.items():
+        if share > 1.0 + 1e-9:
+            raise ScenarioError(
+                f"{where}: workloads of {name} plan on {share:g} times its observed requests; "
+                "gateways see models, not workloads: give each a demand.observed.share that "
+                "together make 1"
+            )
 
 
 def _quantile(values: Sequence[float], quantile: float) -> float:

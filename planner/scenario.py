@@ -41,21 +41,33 @@ class LengthsSpec(Strict):
     p95_output: PositiveFloat
 
 
+class ObservedSpec(Strict):
+    """A forecast from what gateways saw of the workload's model."""
+
+    at_first_rps: float = Field(ge=0.0, allow_inf_nan=False)  # until enough was seen
+    at_least_rps: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)  # always
+    share: Share = 1.0  # of the model's requests: gateways see models, not workloads
+
+
 class DemandSpec(Strict):
-    """A fixed rate, a quantile of a trace's rate by minute, or a forecast from a history."""
+    """A fixed rate, a quantile of a trace's rate by minute, or a forecast.
+
+    A forecast is from a history of the catalog, or from what gateways saw.
+    """
 
     requests_per_s: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
     trace: str | None = None
     history: str | None = None
+    observed: ObservedSpec | None = None
     until_hours: PositiveFloat | None = None  # what is known of the history; all of it
     quantile: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.95
     scale: PositiveFloat = 1.0
 
     @model_validator(mode="after")
     def _one_source(self) -> DemandSpec:
-        sources = (self.requests_per_s, self.trace, self.history)
+        sources = (self.requests_per_s, self.trace, self.history, self.observed)
         if sum(source is not None for source in sources) != 1:
-            raise ValueError("give one of requests_per_s, trace and history")
+            raise ValueError("give one of requests_per_s, trace, history and observed")
         if self.until_hours is not None and self.history is None:
             raise ValueError("until_hours goes with history")
         return self

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,12 +19,13 @@ from executor.deployment import (
 )
 from executor.home import HomeFiles
 from executor.local import ADDRESS, LocalFleet
+from executor.routes import Objective
 from planner.engine import engine_limits
 from planner.leases import Lease
 from planner.placement.profile import NodeOption, PhaseProblem
 from planner.replicas import Replica, ReplicaKey
 from planner.scenario import ScenarioSpec
-from planner.types import Phase, Stage, StageNode, Template, Workload
+from planner.types import Phase, Slo, Stage, StageNode, Template, Workload
 from tasks.aws_site import aws_engines
 from tasks.inputs import Inputs
 from tasks.local_site import engine_specs
@@ -93,8 +94,20 @@ def deploy(home: Path, wanted: Wanted, ground: Ground, others: Sequence[Lease]) 
             lease_keys={**keys, **ground.keys},
             enrolling=(*enrolling, *ground.enrolling),
             replicas=(*kept, *made),
+            objectives={**known.objectives, **_objectives(wanted.inputs.scenario.workloads)},
         ),
     )
+
+
+def _objectives(workloads: Iterable[Workload]) -> dict[str, Objective]:
+    """Of every model; requests do not say of which workload they are, so the tightest count."""
+    found: dict[str, list[Slo]] = defaultdict(list)
+    for workload in workloads:
+        found[workload.model.name].append(workload.slo)
+    return {
+        model: Objective(ttft_ms=min(x.ttft_ms for x in slos), tpot_ms=min(x.tpot_ms for x in slos))
+        for model, slos in found.items()
+    }
 
 
 def replica_specs(wanted: Wanted, places: Mapping[str, Place]) -> list[ReplicaSpec]:

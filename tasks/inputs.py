@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 
 import duckdb
 
 from catalog import reads
+from catalog.observed import read_observed
 from catalog.seed import import_seed
 from catalog.simulations import read_caps
 from catalog.store import Catalog
@@ -30,6 +31,8 @@ from planner.scenario import ScenarioSpec
 from planner.types import Phase, Provenance, Workload
 from tasks.market.state import FeedInUse, MarketState, read_state
 from tasks.start_ups import with_measured_start_up
+
+OBSERVED = timedelta(days=8)  # of demand: forecasts look at the same time on a week's days
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ def load_inputs(catalog: Catalog, spec: ScenarioSpec, now: datetime | None = Non
         import_seed(connection)
     with catalog.read() as connection:
         market = read_state(connection, spec.market, now or datetime.now(UTC), spec.domains)
-        known = read_known(connection, market)
+        known = read_known(connection, market, now)
         frames = reads.read_performance(connection)
         shipped = spec.market.sources == (SNAPSHOT,)
         judged = reads.read_rejected(connection) if shipped else market.judged
@@ -100,7 +103,11 @@ def load_inputs(catalog: Catalog, spec: ScenarioSpec, now: datetime | None = Non
         return replace(inputs, caps=read_caps(connection, scenario.name, inputs.terms))
 
 
-def read_known(connection: duckdb.DuckDBPyConnection, market: MarketState | None = None) -> Known:
+def read_known(
+    connection: duckdb.DuckDBPyConnection,
+    market: MarketState | None = None,
+    now: datetime | None = None,
+) -> Known:
     """What scenarios may name; with the shipped prices where no market is given."""
     state = market or read_state(connection, MarketSpec(), datetime.now(UTC))
     return Known(
@@ -121,6 +128,7 @@ def read_known(connection: duckdb.DuckDBPyConnection, market: MarketState | None
             for name, messages in reads.read_hops(connection).items()
             if (hop := hop_of(messages)) is not None
         },
+        observed=read_observed(connection, (now or datetime.now(UTC)) - OBSERVED),
     )
 
 

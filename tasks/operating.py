@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -48,6 +48,7 @@ from tasks.deploying import Wanted, aws_ground, deploy, local_ground
 from tasks.inputs import Inputs
 from tasks.local_site import check_site, local_fleet
 from tasks.market.launches import remember_launches
+from tasks.observed import InboxRead
 from tasks.report import Decision
 from tasks.start_ups import keep_start_ups
 from tasks.transition import Transition
@@ -76,6 +77,7 @@ class Round:
     nodes: int
     calls: tuple[str, ...] | None = None  # of a draft: what the fleet would be asked
     waiting: int = 0  # replicas that leave once those that follow them serve
+    demand: InboxRead = field(default_factory=InboxRead)
 
 
 def lease_store(catalog: Catalog) -> SqliteLeaseStore:

@@ -7,19 +7,33 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
-from executor.gateway.errors import RequestError, malformed, not_ready, unknown_model
-from executor.gateway.serve import Server
-from executor.gateway.table import RouteTable
+from executor.gateway.demand import DemandBook
+from executor.gateway.door import Door
+from executor.gateway.errors import (
+    RequestError,
+    gone,
+    late,
+    malformed,
+    too_large,
+    too_slow,
+    unknown_model,
+)
+from executor.gateway.measure import GONE, Measures, Visit
+from executor.gateway.serve import EMBEDDINGS, Server
+from executor.gateway.table import MOST_IN_FLIGHT, RouteTable
+from executor.home import HomeFiles
 from planner.errors import InputError
 
 Result = TypeVar("Result")
@@ -29,51 +43,65 @@ REFRESH_S = 0.5
 GONE_EVERY_S = 0.5  # how often a waiting client is looked for
 CONNECT_S = 2.0
 READ_S = 300.0  # between two chunks of an engine's answer
-LARGEST_BODY_BYTES = 4 * 2**20
+LAST_WORD_S = 5.0  # after the deadline, for a client that takes what it has slowly
 
 
 class PortTakenError(InputError):
     """A port that something listens on already."""
 
 
-def make_app(routes: Path, started_at: float | None = None) -> Starlette:
-    """The application over a route file; it reads the file twice a second."""
-    table, created = RouteTable(routes), int(started_at or time.time())
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=200)
+class CertificateError(InputError):
+    """Files that are no certificate and its key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What no request goes beyond."""
+
+    deadline_s: float = 3600.0  # from its body to its end
+    body_s: float = 30.0  # until its body has come
+    body_bytes: int = 4 * 2**20
+    in_flight: int = MOST_IN_FLIGHT  # of every engine
+
+
+def make_app(
+    home: Path, limits: Limits | None = None, started_at: float | None = None
+) -> Starlette:
+    """The application over a home; it reads routes and keys there twice a second.
+
+    Raises ApiKeyError: the home's key file is not one.
+    """
+    files, limits, created = HomeFiles(home), limits or Limits(), int(started_at or time.time())
+    table, door = RouteTable(files.routes, limits.in_flight), Door(files.gateway_keys)
+    measures = Measures(DemandBook(files.inbox))
     client = httpx.AsyncClient(
-        timeout=httpx.Timeout(READ_S, connect=CONNECT_S, pool=None), limits=limits, trust_env=False
+        timeout=httpx.Timeout(READ_S, connect=CONNECT_S, pool=None),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=200),
+        trust_env=False,
     )
-    server = Server(table, client)
+    desk = Desk(table, door, measures, Server(table, client), limits)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        table.refresh()
-        task = asyncio.create_task(_keep_fresh(table))
+        desk.refresh()
+        task = asyncio.create_task(_keep_fresh(desk))
         yield
         task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
         await client.aclose()
+        await desk.write_demand(at_end=True)
 
-    async def models(_: Request) -> Response:
+    async def models(request: Request) -> Response:
         data = [
             {"id": name, "object": "model", "created": created, "owned_by": "coral"}
             for name in sorted(table.models)
         ]
-        return JSONResponse({"object": "list", "data": data})
+        return desk.shown(request, JSONResponse({"object": "list", "data": data}))
 
-    async def complete(request: Request) -> Response:
-        try:
-            body = await _body(request)
-            model = body["model"]
-            if model not in table.models:
-                raise unknown_model(model)
-            if not any(table.phases(model)):
-                raise not_ready(model)
-            if body.get("stream"):
-                return await _streaming(request, server.stream(request.url.path, body))
-            answer = server.answer(request.url.path, body)
-            return JSONResponse(await _while_there(request, answer))
-        except RequestError as error:
-            return error.response()
+    async def metrics(request: Request) -> Response:
+        text = Response(measures.exposition(), media_type="text/plain; version=0.0.4")
+        return desk.shown(request, text)
 
     async def health(_: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -81,21 +109,144 @@ def make_app(routes: Path, started_at: float | None = None) -> Starlette:
     return Starlette(
         routes=[
             Route("/v1/models", models),
-            Route("/v1/chat/completions", complete, methods=["POST"]),
-            Route("/v1/completions", complete, methods=["POST"]),
+            Route("/v1/chat/completions", desk.complete, methods=["POST"]),
+            Route("/v1/completions", desk.complete, methods=["POST"]),
+            Route(EMBEDDINGS, desk.complete, methods=["POST"]),
+            Route("/metrics", metrics),
             Route("/health", health),
         ],
         lifespan=lifespan,
     )
 
 
-async def _keep_fresh(table: RouteTable) -> None:
+@dataclass(frozen=True)
+class Desk:
+    """Takes requests in and sees them to their end."""
+
+    table: RouteTable
+    door: Door
+    measures: Measures
+    server: Server
+    limits: Limits
+
+    def shown(self, request: Request, response: Response) -> Response:
+        """What only those with a key may see."""
+        try:
+            self.door.check(request.headers.get("authorization"))
+        except RequestError as error:
+            return self._denied(error)
+        return response
+
+    async def complete(self, request: Request) -> Response:
+        """An answer, or an event stream once the engine has begun."""
+        with contextlib.ExitStack() as stay:
+            try:
+                stay.enter_context(self.door.entered(request.headers.get("authorization")))
+                body = await _body(request, self.limits)
+                if body["model"] not in self.table.models:
+                    raise unknown_model(body["model"])
+            except RequestError as error:
+                return self._denied(error)
+            visit = self.measures.visit(body["model"])
+            stay.callback(visit.end, 500)  # where nothing below has said how it ended
+            try:
+                return await self._answered(request, body, visit, stay)
+            except RequestError as error:
+                visit.end(error.status)
+                return error.response()
+
+    async def _answered(
+        self, request: Request, body: dict[str, Any], visit: Visit, stay: contextlib.ExitStack
+    ) -> Response:
+        try:
+            return await self._in_time(request, body, visit, stay)
+        except TimeoutError as error:
+            raise late(self.limits.deadline_s) from error
+
+    async def _in_time(
+        self, request: Request, body: dict[str, Any], visit: Visit, stay: contextlib.ExitStack
+    ) -> Response:
+        path = request.url.path
+        ends = asyncio.get_running_loop().time() + self.limits.deadline_s
+        async with asyncio.timeout_at(ends):
+            if not body.get("stream") or path == EMBEDDINGS:
+                answer = self.server.answer(path, body, visit)
+                response = JSONResponse(await _while_there(request, answer))
+                visit.end(response.status_code)
+                return response
+            lines = self.server.stream(path, body, visit)
+            first = await _while_there(request, _next(lines))
+        return EventStream(lines, first, visit, (ends, self.limits.deadline_s), stay.pop_all())
+
+    def _denied(self, error: RequestError) -> Response:
+        self.measures.denied.labels(error.code).inc()
+        return error.response()
+
+    def refresh(self) -> None:
+        """Routes and keys as they are now."""
+        self.table.refresh()
+        self.door.refresh()
+        self.measures.objectives = self.table.objectives
+
+    async def write_demand(self, *, at_end: bool = False) -> None:
+        """Minutes that are over, into the inbox."""
+        book = self.measures.book
+        if not book.close(self.table.models, at_end=at_end):
+            return
+        try:
+            await asyncio.to_thread(book.write)
+        except OSError as error:
+            log.error("demand can't be written to %s (%s); it is kept", book.inbox, error)
+
+
+class EventStream(StreamingResponse):
+    """A stream that has begun; however it ends, engine, key and counts are let go.
+
+    When the client goes away the lines are closed, and with them the connection to the engine,
+    which then stops working on the request.
+    """
+
+    def __init__(
+        self,
+        lines: AsyncGenerator[bytes],
+        first: bytes,
+        visit: Visit,
+        deadline: tuple[float, float],  # the loop's time; seconds that it was
+        stay: contextlib.ExitStack,
+    ) -> None:
+        super().__init__(self._events(first), media_type="text/event-stream")
+        self.lines, self.visit, self.stay = lines, visit, stay
+        self.ends, self.deadline_s = deadline
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with asyncio.timeout_at(self.ends):
+                await super().__call__(scope, receive, send)
+        except TimeoutError:
+            self.visit.end(504)
+            event = late(self.deadline_s).event()
+            with contextlib.suppress(TimeoutError):  # of a client that reads no more
+                async with asyncio.timeout(LAST_WORD_S):
+                    await send({"type": "http.response.body", "body": event, "more_body": False})
+        finally:
+            self.visit.end(GONE)
+            with self.stay:
+                await self.lines.aclose()
+
+    async def _events(self, first: bytes) -> AsyncIterator[bytes]:
+        yield first
+        async for line in self.lines:
+            yield line
+
+
+async def _keep_fresh(desk: Desk) -> None:
     while True:
         await asyncio.sleep(REFRESH_S)
         try:
-            table.refresh()
+            desk.refresh()
         except Exception:
-            log.exception("the route file can't be read; the routes known stay")
+            log.exception("routes or keys can't be read; those known stay")
+        await desk.write_demand()
 
 
 async def _while_there(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
@@ -110,21 +261,31 @@ async def _while_there(request: Request, work: Coroutine[Any, Any, Result]) -> R
             if done:
                 return task.result()
             if await request.is_disconnected():
-                raise RequestError(499, "The client went away.", "invalid_request_error")
+                raise gone()
     finally:
         task.cancel()
 
 
-async def _body(request: Request) -> dict[str, Any]:
+async def _next(lines: AsyncIterator[bytes]) -> bytes:
+    return await anext(lines)
+
+
+async def _body(request: Request, limits: Limits) -> dict[str, Any]:
     """The request's JSON object, with a model's name in it."""
-    data = b""
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > LARGEST_BODY_BYTES:
-            raise RequestError(413, "The request is too large.", "invalid_request_error")
+    data = bytearray()
+    try:
+        async with asyncio.timeout(limits.body_s):
+            async for chunk in request.stream():
+                data += chunk
+                if len(data) > limits.body_bytes:
+                    raise too_large(limits.body_bytes)
+    except TimeoutError as error:
+        raise too_slow(limits.body_s) from error
+    except ClientDisconnect as error:
+        raise gone() from error
     try:
         body = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise malformed(f"The request is not JSON: {error}.") from error
     if not isinstance(body, dict):
         raise malformed("The request must be a JSON object.")
@@ -132,24 +293,3 @@ async def _body(request: Request) -> dict[str, Any]:
         raise malformed("The request names no model.")
     body.pop("kv_transfer_params", None)  # would name the KV of another's prompt
     return body
-
-
-async def _streaming(request: Request, lines: AsyncIterator[str]) -> Response:
-    """An event stream once the engine has begun; an error answer where it never does.
-
-    When the client goes away the iterator is closed, and with it the connection to the engine,
-    which then stops working on the request.
-    """
-    first = await _while_there(request, _first(lines))
-
-    async def events() -> AsyncIterator[str]:
-        async with contextlib.aclosing(lines) as rest:  # type: ignore[type-var]
-            yield first
-            async for line in rest:
-                yield line
-
-    return StreamingResponse(events(), media_type="text/event-stream")
-
-
-async def _first(lines: AsyncIterator[str]) -> str:
-    return await anext(lines)

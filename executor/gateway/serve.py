@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any
 
 import httpx
 
-from executor.gateway.errors import RequestError, failed, malformed, not_ready
+from executor.gateway.errors import RequestError, busy, failed, malformed, not_ready
+from executor.gateway.measure import Visit
 from executor.gateway.table import RouteTable, Target, taken
 from planner.types import Phase
 
 MOST_TRIES = 3
 WHOLE_ANSWER = httpx.Timeout(None, connect=2.0)
-DONE = "data: [DONE]"
+DATA, DONE = b"data:", b"data: [DONE]"
+EMBEDDINGS = "/v1/embeddings"  # no tokens come out: nothing for a pair to do
 
 
 class EngineFailedError(Exception):
@@ -32,43 +34,58 @@ class Server:
     def __init__(self, table: RouteTable, client: httpx.AsyncClient) -> None:
         self.table, self.client = table, client
 
-    async def answer(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def answer(self, path: str, body: Mapping[str, Any], visit: Visit) -> dict[str, Any]:
         """The whole answer of a request without streaming.
 
-        Raises RequestError: no replica is ready, all tries failed, or the engine refuses the
-        request.
+        Raises RequestError: no replica is ready or has room, all tries failed, or the engine
+        refuses the request.
         """
         model, tried = str(body["model"]), set[str]()
         for _ in range(MOST_TRIES):
             target, sent = await self._prepared(path, body, tried)
             try:
                 with taken(target):
-                    return _checked(await self._post(target, path, sent))
+                    found = _checked(await self._post(target, path, sent))
+                visit.used(found.get("usage"))
+                return found
             except EngineFailedError:
                 self.table.rest(target)
                 tried.add(target.url)
         raise failed(model)
 
-    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[str]:
+    async def stream(
+        self, path: str, body: Mapping[str, Any], visit: Visit
+    ) -> AsyncGenerator[bytes]:
         """Lines of server-sent events; the first one comes only when the engine has begun.
 
         Raises RequestError as `answer`, before the first line. Afterwards a failure is an error
-        event, and the stream ends without `[DONE]`.
+        event, and the stream ends without `[DONE]`. Engines are asked for the usage; a client that
+        did not ask for it does not see it.
         """
         model, tried = str(body["model"]), set[str]()
+        body, hidden = _with_usage(body)
         for _ in range(MOST_TRIES):
             target, sent = await self._prepared(path, body, tried)
             begun = False
             try:
                 with taken(target):
-                    async for line in self._lines(target, path, sent):
+                    async for line, event in self._lines(target, path, sent):
+                        if "usage" in event:
+                            visit.used(event["usage"])
+                        if event.get("choices"):
+                            visit.event()
+                        elif hidden and event.get("usage"):
+                            continue
+                        if line.startswith(DONE):  # its client may go before the engine has ended
+                            visit.end(httpx.codes.OK)
                         begun = True
                         yield line
                     return
             except EngineFailedError:
                 self.table.rest(target)
                 if begun:
-                    yield f"data: {json.dumps(failed(model).body())}\n\n"
+                    visit.end(httpx.codes.BAD_GATEWAY)
+                    yield failed(model).event()
                     return
                 tried.add(target.url)
         raise failed(model)
@@ -79,7 +96,7 @@ class Server:
         """The engine that answers, and what it is sent: of a pair, after its prefill."""
         model = str(body["model"])
         alone = self.table.pick(model, Phase.AGGREGATED, tried)
-        pair = self.table.pick_decode(model, tried)
+        pair = None if path == EMBEDDINGS else self.table.pick_decode(model, tried)
         while pair is not None and (alone is None or pair.load() < alone.load()):
             ready = await self._prefilled(path, body, pair, tried)
             if ready is not None:
@@ -87,7 +104,9 @@ class Server:
             pair = self.table.pick_decode(model, tried)  # of a domain with another prefill
         if alone is not None:
             return alone, body
-        raise failed(model) if tried else not_ready(model)
+        if tried:
+            raise failed(model)
+        raise busy(model) if self.table.is_full(model) else not_ready(model)
 
     async def _prefilled(
         self, path: str, body: Mapping[str, Any], decode: Target, tried: set[str]
@@ -138,8 +157,8 @@ class Server:
 
     async def _lines(
         self, target: Target, path: str, body: Mapping[str, Any]
-    ) -> AsyncIterator[str]:
-        """Events of one engine, up to `[DONE]`.
+    ) -> AsyncIterator[tuple[bytes, Mapping[str, Any]]]:
+        """Lines of one engine up to `[DONE]`, each with the event in it.
 
         Raises EngineFailedError: it broke off, aborted, or sent what is no event.
         """
@@ -151,21 +170,32 @@ class Server:
                 if response.status_code != httpx.codes.OK:
                     text = (await response.aread()).decode(errors="replace")
                     _refuse_errors(response.status_code, text)
-                async for line in response.aiter_lines():
-                    if not line.startswith("data:"):
+                async for line in _split(response):
+                    if not line.startswith(DATA):
                         continue
                     if line == DONE:
-                        yield f"{DONE}\n\n"
+                        yield DONE + b"\n\n", {}
                         return
-                    _checked(_event(line))
-                    yield f"{line}\n\n"
+                    yield line + b"\n\n", _checked(_event(line))
         except httpx.HTTPError as error:
             raise EngineFailedError(str(error)) from error
         raise EngineFailedError("the stream ended before it was done")
 
 
+def _with_usage(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
+    """The body that asks for the usage at the end of a stream; whether the client did not."""
+    options = body.get("stream_options") or {}
+    if not isinstance(options, dict) or options.get("include_usage"):
+        return body, False  # what is no object the engine refuses
+    return {**body, "stream_options": {**options, "include_usage": True}}, True
+
+
 def _headers() -> dict[str, str]:
-    return {"X-Request-Id": uuid.uuid4().hex, "Content-Type": "application/json"}
+    return {
+        "X-Request-Id": uuid.uuid4().hex,
+        "Content-Type": "application/json",
+        "Accept-Encoding": "identity",  # events are passed on as they come
+    }
 
 
 def _encoded(body: Mapping[str, Any]) -> bytes:
@@ -193,9 +223,18 @@ def _refuse_errors(status: int, text: str) -> None:
     raise EngineFailedError(f"status {status}")
 
 
-def _event(line: str) -> dict[str, Any]:
+async def _split(response: httpx.Response) -> AsyncIterator[bytes]:
+    """Its lines as bytes, without their ends: they are passed on as they are."""
+    rest = b""
+    async for chunk in response.aiter_raw():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line.rstrip(b"\r")
+
+
+def _event(line: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(line.removeprefix("data:"))
+        found = json.loads(line.removeprefix(DATA))
     except ValueError as error:
         raise EngineFailedError("an event that is not JSON") from error
     if not isinstance(found, dict):

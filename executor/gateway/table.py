@@ -7,15 +7,16 @@ that shares follow the plan while all are alike, and a slow one gets less.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from executor.routes import Routes, RoutesError, read_routes
+from executor.routes import Objective, Routes, RoutesError, read_routes
 from planner.types import Phase
 
 REST_S = 5.0
+MOST_IN_FLIGHT = 1024  # of an engine: vLLM runs up to so many at once on the largest GPUs
 
 
 @dataclass
@@ -40,7 +41,9 @@ class RouteTable:
     """Routes of a file, read again when it changes."""
 
     path: Path
+    most_in_flight: int = MOST_IN_FLIGHT
     models: frozenset[str] = frozenset()
+    objectives: Mapping[str, Objective] = field(default_factory=dict)
     targets: dict[tuple[str, Phase], list[Target]] = field(default_factory=dict)
     _seen: tuple[int, int] | None = None
 
@@ -79,17 +82,20 @@ class RouteTable:
             for target in (t for targets in found.values() for t in targets):
                 target.sent = 0  # shares begin anew with who is there
         self.models, self.targets = frozenset(routes.models), found
+        self.objectives = routes.objectives
 
-    def phases(self, model: str) -> tuple[bool, bool]:
-        """Whether a model can be served by one aggregated replica, and by a pair."""
-        pair = self.pick_decode(model) is not None
-        return bool(self.targets.get((model, Phase.AGGREGATED))), pair
+    def is_full(self, model: str) -> bool:
+        """Whether an engine of a model has no room for another request."""
+        return any(
+            self._lacks_room(target)
+            for phase in Phase
+            for target in self.targets.get((model, phase), [])
+        )
 
     def pick_decode(self, model: str, tried: Collection[str] = ()) -> Target | None:
         """The next decode engine that has a prefill engine in its domain."""
-        prefill = self.targets.get((model, Phase.PREFILL), [])
-        domains = {target.domain for target in prefill if target.url not in tried}
-        return self.pick(model, Phase.DECODE, tried, domains)
+        prefill = self._there(model, Phase.PREFILL, tried)
+        return self.pick(model, Phase.DECODE, tried, {target.domain for target in prefill})
 
     def pick(
         self,
@@ -98,11 +104,11 @@ class RouteTable:
         tried: Collection[str] = (),
         domains: Collection[str] | None = None,
     ) -> Target | None:
-        """The next engine (in some domains) that was not tried yet; None where there is none."""
+        """The next engine (in some domains) with room and not tried yet; None: there is none."""
         there = [
             target
-            for target in self.targets.get((model, phase), [])
-            if target.url not in tried and (domains is None or target.domain in domains)
+            for target in self._there(model, phase, tried)
+            if domains is None or target.domain in domains
         ]
         now = time.monotonic()
         return min(there, key=lambda t: (t.rests_until > now, *t.load(), t.url), default=None)
@@ -110,6 +116,16 @@ class RouteTable:
     def rest(self, target: Target) -> None:
         """Leave an engine that could not be reached, or broke off, for a while."""
         target.rests_until = time.monotonic() + REST_S
+
+    def _there(self, model: str, phase: Phase, tried: Collection[str]) -> list[Target]:
+        return [
+            target
+            for target in self.targets.get((model, phase), [])
+            if target.url not in tried and not self._lacks_room(target)
+        ]
+
+    def _lacks_room(self, target: Target) -> bool:
+        return target.in_flight >= self.most_in_flight
 
 
 @contextmanager

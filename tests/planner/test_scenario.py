@@ -141,7 +141,7 @@ def test_wrong_names_are_named(known: Known, changes: dict[str, Any], message: s
     [
         ({"workload__slo": {"ttft_ms": 0, "tpot_ms": 1}}, r"workloads.0.slo.ttft_ms: .* got 0"),
         ({"workload__demand": {"requests_per_s": -1}}, r"requests_per_s: .* got -1"),
-        ({"workload__demand": {}}, r"give one of requests_per_s, trace and history"),
+        ({"workload__demand": {}}, r"give one of requests_per_s, trace, history and observed"),
         ({"workload__demand": {"requests_per_s": float("nan")}}, r"requests_per_s: .* got nan"),
         ({"workload__demand": {"trace": "azure2023_conv", "until_hours": 1}}, r"goes with history"),
         ({"domain": ["x"]}, r"unknown key 'domain'; did you mean 'domain"),
