@@ -158,6 +158,7 @@ def test_a_price_that_pays_for_a_move_moves_the_fleet(catalog: Catalog) -> None:
     after = run(catalog, minutes=10)
     assert "saves" in after.why
     assert after.applied.launched > 0
+    run(catalog, minutes=30)  # what was launched serves by then
     assert fleet(catalog).keys().isdisjoint(before)
 
 
