@@ -48,7 +48,8 @@ def test_every_workload_has_planned_and_simulated_figures(simulated: Simulation)
         assert run["goodput_tokens_per_s"] <= run["output_tokens_per_s"]
         assert run["offered_rps"] == pytest.approx(plan["demand_rps"], rel=0.35), name
         assert 0.0 < run["ttft_ms"]["p50"] <= run["ttft_ms"]["p95"]
-    assert all(0.0 < share <= 1.0 for share in summary["utilization_by_class"].values())
+    shares = summary["utilization_by_class"].values()  # a plan in a hurry may leave one idle
+    assert all(0.0 <= share <= 1.0 for share in shares) and max(shares) > 0.0
 
 
 def test_print_names_every_workload(simulated: Simulation, capsys) -> None:
