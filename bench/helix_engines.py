@@ -23,6 +23,7 @@ from bench.helix_data import (
     lengths,
     machine_limits,
 )
+from bench.helix_machines import Served
 from bench.peer_data import MODELS
 from planner.perf.allreduce import AllReduce
 from planner.perf.model import PerformanceModel
@@ -62,14 +63,10 @@ def engine_tokens_per_s(
 
 
 def tokens_between(result: Result, from_s: float, until_s: float) -> float:
-    """Output tokens/s; those of a request are spread evenly between its ends."""
-    begin, end = 1e3 * from_s, 1e3 * until_s
-    first = np.where(result.first_ms < 0.0, np.inf, result.first_ms)
-    last = np.where(result.finish_ms < 0.0, np.inf, result.finish_ms)
-    span = np.maximum(last - first, 1e-9)
-    inside = np.clip(np.minimum(last, end) - np.maximum(first, begin), 0.0, None)
-    share = np.where(np.isfinite(first), inside / span, 0.0)
-    return float((share * result.trace.output_tokens).sum()) / (until_s - from_s)
+    """Output tokens/s of requests that ended; spread evenly between their ends."""
+    first_ms = np.where(result.finish_ms < 0.0, -1.0, result.first_ms)
+    served = Served(result.start_ms, first_ms, result.finish_ms, result.trace.output_tokens)
+    return served.within(1e3 * from_s, 1e3 * until_s)[0]
 
 
 def pipeline(run: Run, overhead_ms: Mapping[str, float]) -> Engine:

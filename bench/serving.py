@@ -15,8 +15,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
-import signal
 import socket
 import subprocess
 import sys
@@ -27,10 +25,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import httpx
 import numpy as np
 import psutil
 
+from bench.servers import running
 from bench.simulation import single_engines
 from executor.vllm.environment import TOOLS
 from planner.perf.model import PerformanceModel, family_of
@@ -225,7 +223,7 @@ def server(python: Path, model: Path, folder: Path) -> Iterator[tuple[str, int]]
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     environment = {
-        **os.environ, "HF_HUB_OFFLINE": "1", "VLLM_CPU_OMP_THREADS_BIND": "0",
+        "HF_HUB_OFFLINE": "1", "VLLM_CPU_OMP_THREADS_BIND": "0",
         "VLLM_NO_USAGE_STATS": "1", "VLLM_HOST_IP": "127.0.0.1", "VLLM_LOGGING_LEVEL": "WARNING",
     }  # fmt: skip
     command: list[str | Path] = [
@@ -235,30 +233,9 @@ def server(python: Path, model: Path, folder: Path) -> Iterator[tuple[str, int]]
         "--max-num-batched-tokens", str(BUDGET), "--kv-cache-memory-bytes", str(2**28),
         "--no-enable-prefix-caching",
     ]  # fmt: skip
-    with (folder / "server.log").open("w") as log:
-        process = subprocess.Popen(
-            command, stdout=log, stderr=log, env=environment, start_new_session=True
-        )
     url = f"http://127.0.0.1:{port}"
-    try:
-        _wait(process, url, folder / "server.log")
-        yield url, process.pid
-    finally:
-        with contextlib.suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    ends = time.monotonic() + READY_S
-    while time.monotonic() < ends:
-        if process.poll() is not None:
-            sys.exit(f"vLLM ended with exit code {process.returncode}; see {log}")
-        with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{url}/health", trust_env=False).status_code == httpx.codes.OK:
-                return
-        time.sleep(0.5)
-    sys.exit(f"vLLM is not up after {READY_S:.0f} s; see {log}")
+    with running([(command, environment)], url, folder / "server.log", READY_S) as (pid,):
+        yield url, pid
 
 
 def _summary(rows: list[Row]) -> dict[str, object]:

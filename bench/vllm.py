@@ -16,20 +16,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import httpx
 
+from bench.servers import running
 from executor.pipeline_plan import plan_pipelines
 from executor.stage_plan import EngineSettings, Host, ReplicaPlan, plan_stages
 from executor.vllm.environment import PIPELINES, TOOLS, require_vllm
@@ -150,48 +148,13 @@ def host(core: str) -> Host:
 def measure(name: str, plan: ReplicaPlan, load: Load, folder: Path) -> Served:
     """Start, warm up, send."""
     began = time.monotonic()
-    with running(plan, folder / f"{name.replace(' ', '-')}.log") as url:
+    (url,) = plan.api_urls
+    commands = [(process.argv, process.environment) for process in plan.processes]
+    with running(commands, url, folder / f"{name.replace(' ', '-')}.log", READY_S):
         start_s = time.monotonic() - began
         asyncio.run(send(url, load, load.in_flight))
         rates = tuple(asyncio.run(send(url, load, load.requests)) for _ in range(load.times))
     return Served(name, max(rates), rates, start_s)
-
-
-@contextmanager
-def running(plan: ReplicaPlan, log: Path) -> Iterator[str]:
-    """The replica's processes; its URL once it answers."""
-    started = []
-    try:
-        with log.open("w") as out:
-            for process in plan.processes:
-                started.append(
-                    subprocess.Popen(
-                        process.argv, env={**os.environ, **process.environment}, stdout=out,
-                        stderr=out, start_new_session=True,
-                    )
-                )  # fmt: skip
-        (url,) = plan.api_urls
-        ends = time.monotonic() + READY_S
-        while not _answers(url):
-            gone = [one for one in started if one.poll() is not None]
-            if gone or time.monotonic() > ends:
-                raise SystemExit(f"it does not start:\n{log.read_text()[-3000:]}")
-            time.sleep(0.5)
-        yield url
-    finally:
-        for one in started:
-            try:
-                os.killpg(one.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-            one.wait()
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", trust_env=False).status_code == 200
-    except httpx.HTTPError:
-        return False
 
 
 async def send(url: str, load: Load, requests: int) -> float:

@@ -33,7 +33,7 @@ from executor.control.keys import KeyPair
 from executor.control.messages import ProcessState
 from executor.control.notices import SPOT
 from executor.deployment import Deployment, DeploymentError, read_deployment
-from executor.files import write_whole
+from executor.files import stamp, write_whole
 from executor.home import HomeFiles
 from executor.notices_file import NodeNotice, Notices, write_notices
 from executor.routes import Route, Routes, write_routes
@@ -116,7 +116,7 @@ class Daemon:
         now = self.clock()
         leaving = self._leaving.keys()
         self.admission.step(self._deployment.enrolling, leaving, known=self._known)
-        self._plan(self._deployment)
+        self._plan_again()
         self._going = {k: v for k, v in self._going.items() if v[1] > now}
         staying = {replica_id: plan for replica_id, (plan, _) in self._going.items()}
         self.controller.want_leases(self._wanted_leases(now))
@@ -153,17 +153,14 @@ class Daemon:
         )
 
     def _read(self) -> None:
-        try:
-            stat = self.files.deployment.stat()
-        except FileNotFoundError:
-            return
-        mark = (stat.st_mtime_ns, stat.st_ino)
-        if mark == self._seen:
+        mark = stamp(self.files.deployment)
+        if mark is None or mark == self._seen:
             return
         self._seen = mark
+        addresses = self.admission.addresses
         try:
             deployment = read_deployment(self.files.deployment)
-            deployment.plans(self._secret, self.admission.addresses)
+            plans = dict(deployment.plans(self._secret, addresses))
         except DeploymentError as error:
             log.error("%s; what runs goes on", error)
             return
@@ -172,18 +169,27 @@ class Daemon:
         keys = self._keys(self._deployment)
         for lease_id in keys.keys() - deployment.lease_ids:
             self._leaving[lease_id] = (keys[lease_id], leaves)
-        self._plan(deployment)
+        self._take(deployment, plans, addresses)
 
-    def _plan(self, deployment: Deployment) -> None:
-        """What its replicas run, with the nodes that are there."""
+    def _plan_again(self) -> None:
+        """Where other nodes are there than before."""
         addresses = self.admission.addresses
-        if deployment is self._deployment and addresses == self._addresses:
+        if addresses == self._addresses:
             return
         try:
-            plans = dict(deployment.plans(self._secret, addresses))
+            plans = dict(self._deployment.plans(self._secret, addresses))
         except DeploymentError as error:
             log.error("%s; what runs goes on", error)
             plans = self._plans
+        self._take(self._deployment, plans, addresses)
+
+    def _take(
+        self,
+        deployment: Deployment,
+        plans: dict[str, ReplicaPlan],
+        addresses: Mapping[str, str],
+    ) -> None:
+        """What replicas run from now on; what they ran stays a while, unrouted."""
         leaves = self.clock() + UNROUTED_S
         for replica_id, plan in self._plans.items():
             if replica_id not in plans or plans[replica_id].digest != plan.digest:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,6 +22,23 @@ def write_whole(path: Path, text: str) -> None:
     draft = path.with_suffix(".draft")
     draft.write_text(text)
     draft.replace(path)
+
+
+def write_private(path: Path, text: str) -> None:
+    """As `write_whole`, for its owner's eyes alone."""
+    descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    Path(draft).replace(path)
+
+
+def stamp(path: Path) -> tuple[int, int] | None:
+    """Another one whenever the file was written again; None: there is none."""
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return None
+    return stat.st_mtime_ns, stat.st_ino
 
 
 def write_model(path: Path, content: BaseModel) -> None:

@@ -49,13 +49,16 @@ class AwsSite(Strict):
         return found
 
 
-def region_of(domain: str, where: str) -> str:
-    """'aws:us-east-1' -> 'us-east-1'.
-
-    Raises ScenarioError: a domain of another cloud.
-    """
+def region_in(domain: str) -> str | None:
+    """'aws:us-east-1' -> 'us-east-1'; None: a domain of another cloud."""
     cloud, _, region = domain.partition(":")
-    if cloud != CLOUD or not region:
+    return region if cloud == CLOUD and region else None
+
+
+def region_of(domain: str, where: str) -> str:
+    """The same. Raises ScenarioError: a domain of another cloud."""
+    region = region_in(domain)
+    if region is None:
         raise ScenarioError(
             f"{where}: an aws fleet rents in domains such as aws:us-east-1, not in {domain}; leave "
             "it out of domains, or use another fleet.kind"

@@ -19,11 +19,11 @@ from executor.deployment import EngineSpec
 from executor.home import HomeFiles
 from executor.local import LocalFleet
 from executor.nodes_file import read_nodes
-from executor.stage_plan import Connector
 from planner.cloud_site import AwsSite, region_of
 from planner.errors import InputError
 from planner.leases import Lease, LeaseKey
 from planner.scenario import ScenarioSpec
+from tasks.local_site import engine_spec
 
 DRAFT_FLEET = "new"  # a fleet that no launch has made yet
 
@@ -118,17 +118,12 @@ def aws_engines(spec: ScenarioSpec) -> Mapping[str, EngineSpec]:
     """How the deployment starts each model on its nodes."""
     root = spec.fleet.aws.root
     return {
-        name: EngineSpec(
+        name: engine_spec(
+            engine,
             command=(f"{root}/engine/bin/vllm",),
             model_path=_on_node(root, engine.path),
-            max_model_len=engine.max_model_len,
-            dtype=engine.dtype,
-            block_size=engine.block_size,
-            connector=Connector(engine.connector),
             kv_folder=f"{root}/kv",
-            arguments=engine.arguments,
             environment=_with_endpoint(engine.environment, spec.fleet.aws),
-            weights=engine.weights,
         )
         for name, engine in sorted(spec.fleet.engines.items())
     }

@@ -18,7 +18,7 @@ from catalog import simulations
 from catalog.store import Catalog
 from planner.allocation.plan import Plan
 from planner.allocation.solve import plan_allocation
-from planner.caps import ANY, CapKey, with_caps
+from planner.caps import ANY, CapKey, Caps, cap_of, with_caps
 from planner.errors import ImpossibleSloError, NoTemplateError
 from planner.types import Phase, Template
 from tasks import progress
@@ -37,7 +37,7 @@ ROOM = 0.02  # of attainment over the target from which they rise again
 class Round:
     """One plan under some caps, and what simulation said of it."""
 
-    caps: Mapping[CapKey, float]
+    caps: Caps
     cost_usd_per_hour: float
     served_share: float
     attainment: Mapping[str, float]  # by workload, at the plan's demand
@@ -102,10 +102,10 @@ def calibrate_caps(
     for number in range(most_rounds):
         progress.report("calibrate", number, most_rounds)
         plan = _plan(inputs, with_caps(library, caps, assumed), own)
-        used = _used(plan)
+        used = _used(plan, caps, assumed)
         fresh = [key for key in used if key not in own]
         measured = {key: template_cap(bench, by_id[key[2]], key[0]) for key in fresh}
-        rounds.append(_round(bench, plan, caps | _in_use(caps, used, assumed), len(fresh)))
+        rounds.append(_round(bench, plan, caps | used, len(fresh)))
         own |= measured
         if not fresh:
             moves = rounds[-1].moves(target)
@@ -124,7 +124,7 @@ def calibrate_caps(
 calibrate_task = task(name="calibrate-caps", cache_policy=NO_CACHE)(calibrate_caps)
 
 
-def _plan(inputs: Inputs, templates: Sequence[Template], own: Mapping[CapKey, float]) -> Plan:
+def _plan(inputs: Inputs, templates: Sequence[Template], own: Caps) -> Plan:
     try:
         return plan_allocation(allocation_input(inputs, templates))
     except NoTemplateError as error:
@@ -137,29 +137,18 @@ def _plan(inputs: Inputs, templates: Sequence[Template], own: Mapping[CapKey, fl
         ) from error
 
 
-def _in_use(
-    caps: Mapping[CapKey, float], used: Sequence[CapKey], assumed: Mapping[Phase, float]
-) -> dict[CapKey, float]:
-    found = {}
-    for name, phase, template in used:
-        of_phase = caps.get((name, phase, ANY), assumed[phase])
-        found[name, phase, template] = caps.get((name, phase, template), of_phase)
-    return found
+def _used(plan: Plan, caps: Caps, assumed: Mapping[Phase, float]) -> dict[CapKey, float]:
+    """Which workloads are on which templates, and the caps that they were planned with."""
+    found = {
+        (name, t.phase, t.id): cap_of(caps, name, t, assumed[t.phase])
+        for t, loads in ((planned.template, planned.load_rps) for planned in plan.replicas)
+        for name, rps in loads.items()
+        if rps > 0.0
+    }
+    return dict(sorted(found.items()))
 
 
-def _used(plan: Plan) -> list[CapKey]:
-    """Which workloads are on which templates."""
-    return sorted(
-        {
-            (name, planned.template.phase, planned.template.id)
-            for planned in plan.replicas
-            for name, rps in planned.load_rps.items()
-            if rps > 0.0
-        }
-    )
-
-
-def _round(bench: Bench, plan: Plan, caps: Mapping[CapKey, float], measured: int) -> Round:
+def _round(bench: Bench, plan: Plan, caps: Caps, measured: int) -> Round:
     """The plan at the demand that it serves."""
     fleet = fleet_of_plan(plan)
     templates = {planned.template.id: planned.template for planned in plan.replicas}
@@ -185,7 +174,7 @@ def _choose(rounds: Sequence[Round], target: float) -> Round:
     return min(good, key=lambda r: (-round(r.served_share, 3), r.cost_usd_per_hour))
 
 
-def _of_phases(caps: Mapping[CapKey, float], assumed: Mapping[Phase, float]) -> dict[CapKey, float]:
+def _of_phases(caps: Caps, assumed: Mapping[Phase, float]) -> dict[CapKey, float]:
     """For templates that no plan had: the largest of those that one had, at most the assumed one.
 
     Where none of those is in time at any load, others may still be: theirs stays the assumed one.

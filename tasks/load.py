@@ -12,6 +12,7 @@ from statistics import fmean
 
 import httpx
 
+from executor.gateway.demand import p95
 from planner.types import Lengths
 from tasks.progress import report
 
@@ -199,5 +200,6 @@ def _lengths(mean: float, p95: float, count: int, draw: random.Random) -> list[i
     return found
 
 
-def _p95(ordered: Sequence[float]) -> float:
-    return ordered[max(0, -(-95 * len(ordered) // 100) - 1)] if ordered else float("nan")
+def _p95(values: Sequence[float]) -> float:
+    found = p95(values)
+    return float("nan") if found is None else found

@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from executor.deployment import EngineSpec
 from executor.local import LocalFleet
@@ -76,16 +77,12 @@ def engine_specs(home: Path, spec: ScenarioSpec) -> Mapping[str, EngineSpec]:
     coral = spec.engine is Engine.CORAL
     site = spec.fleet
     return {
-        name: EngineSpec(
+        name: engine_spec(
+            engine,
             command=(str(require_vllm(engine.python)), str(TOOLS / "launch.py")),
             model_path=str(model_folder(home, engine)),
-            max_model_len=engine.max_model_len,
-            dtype=engine.dtype,
-            block_size=engine.block_size,
-            connector=Connector(engine.connector),
             kv_folder=str(home / "kv"),
             kv_device="cpu",
-            arguments=engine.arguments,
             environment={
                 **ENVIRONMENT,
                 **({"PYTHONPATH": str(PIPELINES)} if coral else {}),
@@ -93,10 +90,22 @@ def engine_specs(home: Path, spec: ScenarioSpec) -> Mapping[str, EngineSpec]:
             },
             pipeline_python=str(require_vllm(engine.python)) if coral else "",
             transport=engine.transport,
-            weights=engine.weights,
         )
         for name, engine in sorted(site.engines.items())
     }
+
+
+def engine_spec(engine: LocalEngineSpec, **place: Any) -> EngineSpec:
+    """What a scenario says of a model's engine, with what the place where it runs adds."""
+    return EngineSpec(
+        max_model_len=engine.max_model_len,
+        dtype=engine.dtype,
+        block_size=engine.block_size,
+        connector=Connector(engine.connector),
+        arguments=engine.arguments,
+        weights=engine.weights,
+        **place,
+    )
 
 
 def make_models(home: Path, site: LocalSite) -> None:

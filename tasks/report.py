@@ -216,7 +216,7 @@ def describe_caps(inputs: Inputs) -> str:
         if template != ANY:
             found.setdefault((name, phase), []).append(cap)
     ranges = ", ".join(
-        f"{name} {phase.value} " + " to ".join(sorted({f"{min(of):.0%}", f"{max(of):.0%}"}))
+        f"{name} {phase.value} " + " to ".join(dict.fromkeys((f"{min(of):.0%}", f"{max(of):.0%}")))
         for (name, phase), of in found.items()
     )
     return (

@@ -40,15 +40,15 @@ class Bench:
         return template.serves[workload] / assumed
 
     def phase_target(self, phase: Phase) -> float:
-        """Decode may miss a fifth of that: its share of the TTFT is seldom used up."""
+        """Of both phases prefill may miss all that the two may, decode a fifth of it."""
         return 1.0 - (1.0 - self.target) * (DECODE_MISSES if phase is Phase.DECODE else 1.0)
 
 
 def template_cap(bench: Bench, template: Template, workload: str) -> float:
     """Largest share of its throughput at which the workload's requests are in time; 0: none is.
 
-    Bisection between LEAST_CAP and MOST_CAP. Prefill and decode are judged by their share of the
-    objectives, beside counterparts that have ten times the room.
+    Bisection between LEAST_CAP and MOST_CAP. Requests are judged whole; prefill and decode have
+    counterparts with ten times the room beside them.
     """
     low, high = LEAST_CAP, MOST_CAP
     if not attains(bench, template, workload, low):

@@ -23,10 +23,10 @@ from executor.control.controller import DRAIN_S
 from executor.fleet import ONCE, FatalError, Launched
 from executor.nodes_file import Node
 from planner.catch_up import Instance, InstanceState
+from planner.cloud_site import CLOUD, region_in
 from planner.leases import Lease, LeaseKey
 from planner.types import Market
 
-CLOUD = "aws"
 FLEET_TAG, EXPIRY_TAG = "coral:fleet", "coral:expires"
 STATES = {
     "pending": InstanceState.PENDING,
@@ -192,8 +192,8 @@ class AwsFleet:
 
 def region_of(domain: str) -> str:
     """'aws:us-east-1' -> 'us-east-1'. Raises FatalError: a domain of another cloud."""
-    cloud, _, region = domain.partition(":")
-    if cloud != CLOUD or not region:
+    region = region_in(domain)
+    if region is None:
         raise FatalError(f"domain {domain} is not of AWS, and the scenario's fleet is")
     return region
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import zmq
 
+from executor.files import write_private
 from planner.errors import InputError
 
 
@@ -40,11 +40,7 @@ def load_or_make(path: Path) -> KeyPair:
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         keys = new_keys()
-        draft = path.with_suffix(".draft")
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(f"{keys.public}\n{keys.secret}\n")
-        draft.replace(path)
+        write_private(path, f"{keys.public}\n{keys.secret}\n")
         return keys
     return read_keys(path)
 

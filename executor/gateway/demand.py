@@ -7,7 +7,6 @@ row is one that no gateway saw.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 import uuid
@@ -114,9 +113,9 @@ class DemandBook:
         return int(self.clock() // MINUTE_S)
 
 
-def p95(values: Sequence[int]) -> float | None:
+def p95(values: Sequence[float]) -> float | None:
     """The smallest that 95% do not exceed."""
-    return float(sorted(values)[math.ceil(0.95 * len(values)) - 1]) if values else None
+    return float(sorted(values)[-(-95 * len(values) // 100) - 1]) if values else None
 
 
 def _schema() -> object:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from executor.files import stamp
 from executor.gateway.errors import over_limit, wrong_key
 from executor.gateway.keys import ApiKey, ApiKeyError, hash_of, read_api_keys
 
@@ -88,12 +89,7 @@ class Door:
         use.allowance -= 1.0
 
     def _read(self) -> None:
-        try:
-            stat = self.path.stat()
-        except FileNotFoundError:
-            self._keys, self._seen = None, None
-            return
-        mark = (stat.st_mtime_ns, stat.st_ino)
+        mark = stamp(self.path)
         if mark != self._seen:
             found = read_api_keys(self.path)
             self._keys = None if found is None else {key.sha256: key for key in found.keys}

@@ -7,7 +7,6 @@ last one was revoked.
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Annotated
 from filelock import FileLock
 from pydantic import BaseModel, ConfigDict, Field
 
-from executor.files import UnreadableError, read_model
+from executor.files import UnreadableError, read_model, write_private
 from planner.errors import InputError
 
 PREFIX = "coral-"
@@ -80,7 +79,7 @@ def add_key(
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
         known = read_api_keys(path) or ApiKeys()
-        _write(path, ApiKeys(keys=(*known.keys, key)))
+        write_private(path, ApiKeys(keys=(*known.keys, key)).model_dump_json(indent=1))
     return key, secret
 
 
@@ -96,20 +95,11 @@ def revoke_key(path: Path, key_id: str) -> ApiKey:
         if not found:
             there = ", ".join(f"{key.id} ({key.name})" for key in known) or "none"
             raise ApiKeyError(f"no API key has the id {key_id!r}; there are: {there}")
-        _write(path, ApiKeys(keys=tuple(key for key in known if key.id != key_id)))
+        kept = ApiKeys(keys=tuple(key for key in known if key.id != key_id))
+        write_private(path, kept.model_dump_json(indent=1))
     return found[0]
 
 
 def hash_of(secret: str) -> str:
     """What is kept of a secret."""
     return hashlib.sha256(secret.encode(errors="surrogateescape")).hexdigest()
-
-
-def _write(path: Path, keys: ApiKeys) -> None:
-    """Whole or not at all, for its owner alone."""
-    draft = path.with_suffix(".draft")
-    draft.unlink(missing_ok=True)
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(keys.model_dump_json(indent=1))
-    draft.replace(path)

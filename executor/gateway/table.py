@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from executor.files import stamp
 from executor.routes import Objective, Routes, RoutesError, read_routes
 from planner.types import Phase
 
@@ -52,13 +53,7 @@ class RouteTable:
 
         A broken file changes nothing.
         """
-        try:
-            stat = self.path.stat()
-        except FileNotFoundError:
-            self._take(Routes())
-            self._seen = None
-            return
-        mark = (stat.st_mtime_ns, stat.st_ino)
+        mark = stamp(self.path)
         if mark != self._seen:
             try:
                 self._take(read_routes(self.path))

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -23,6 +23,7 @@ from executor.control.messages import WireError, decode, encode
 from executor.control.supervisor import Supervisor
 from executor.stage_plan import ProcessPlan, ReplicaPlan
 from planner.types import Phase
+from tests.support.waiting import until_within
 
 SLEEP = (sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)")
 
@@ -63,13 +64,7 @@ class Here:
         self.thread.join(20)
 
 
-def until(controller: Controller, condition: Callable[[], bool], seconds: float = 20.0) -> bool:
-    ends = time.monotonic() + seconds
-    while time.monotonic() < ends:
-        controller.step(0.1)
-        if condition():
-            return True
-    return False
+until = until_within(20.0)
 
 
 def test_a_replica_over_two_nodes_comes_up_and_a_lost_process_restarts_it_whole(

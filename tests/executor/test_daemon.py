@@ -6,8 +6,7 @@ import os
 import signal
 import socket
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -27,6 +26,7 @@ from executor.deployment import (
 from executor.routes import Routes, RoutesError, read_routes
 from planner.types import Phase
 from tests.executor.test_control import Here
+from tests.support.waiting import until_within
 
 FAKE = (sys.executable, str(Path(__file__).with_name("fake_engine.py")))
 ENGINE = EngineSpec(command=FAKE, model_path="m", max_model_len=64)
@@ -89,13 +89,7 @@ def deploy(daemon: Daemon, *replicas: ReplicaSpec, leases: str = "ab") -> None:
     write_deployment(daemon.files.deployment, content)
 
 
-def until(daemon: Daemon, condition: Callable[[], bool], seconds: float = 25.0) -> bool:
-    ends = time.monotonic() + seconds
-    while time.monotonic() < ends:
-        daemon.step(0.1)
-        if condition():
-            return True
-    return False
+until = until_within(25.0)
 
 
 def routed(daemon: Daemon) -> set[str]:

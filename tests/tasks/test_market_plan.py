@@ -22,13 +22,12 @@ from planner.resolve import Scenario
 from planner.scenario import ScenarioSpec
 from planner.types import Market
 from tasks.inputs import load_inputs
-from tasks.library import build_phase, share_templates
 from tasks.market.launches import remember_launches, results_of
 from tasks.market.refresh import refresh
 from tasks.operating import lease_store, operate_once
 from tasks.scenario_file import read_scenario
-from tasks.solving import Solvers
 from tests.support.aws_server import AwsServer
+from tests.support.library import build_library, catalog_with
 
 NOW = datetime.now(UTC)
 
@@ -42,20 +41,12 @@ def spec(**changes) -> ScenarioSpec:
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A database with the templates of tiny."""
-    catalog = Catalog(tmp_path_factory.mktemp("library"))
-    inputs = load_inputs(catalog, spec())
-    with Solvers(workers=0) as solvers:
-        for phase in inputs.phases:
-            build_phase(catalog, phase, solvers)
-    share_templates(catalog, inputs.phases)
-    return catalog.database
+    return build_library(tmp_path_factory.mktemp("library"), spec())
 
 
 @pytest.fixture
 def catalog(library: Path, tmp_path: Path) -> Catalog:
-    found = Catalog(tmp_path)
-    found.database.write_bytes(library.read_bytes())
-    return found
+    return catalog_with(library, tmp_path)
 
 
 def live(*sources: str, **more) -> ScenarioSpec:

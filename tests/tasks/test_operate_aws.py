@@ -9,9 +9,8 @@ import json
 import re
 import sqlite3
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -39,15 +38,15 @@ from planner.scenario import ScenarioSpec
 from tasks.aws_site import UnreachableControllerError, WeightsPlaceError, aws_fleet, policy
 from tasks.fleet_view import end_fleet, end_one, list_start_ups, sweep
 from tasks.inputs import load_inputs
-from tasks.library import build_phase, share_templates
 from tasks.operating import Round, lease_store, operate_once
 from tasks.scenario_file import parse_scenario
-from tasks.solving import Solvers
 from tasks.start_ups import with_measured_start_up
 from tests.executor.test_notices import Metadata
 from tests.executor.test_weights import safetensors
 from tests.support.aws_server import AwsServer
+from tests.support.library import build_library, catalog_with
 from tests.support.stub_node import StubNode, bake, place, terminate_all, user_data_of
+from tests.support.waiting import until_within
 
 EAST, WEST = "us-east-1", "us-west-2"
 MODEL, LAYERS = "Qwen/Qwen3-14B", 40
@@ -86,21 +85,15 @@ def content(
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A database with the scenario's templates."""
-    catalog = Catalog(tmp_path_factory.mktemp("library"))
-    inputs = load_inputs(catalog, parse_scenario(content(Path("/opt/coral"), "http://x"), "it"))
-    with Solvers(workers=0) as solvers:
-        for phase in inputs.phases:
-            build_phase(catalog, phase, solvers)
-    share_templates(catalog, inputs.phases)
-    return catalog.database
+    return build_library(
+        tmp_path_factory.mktemp("library"),
+        parse_scenario(content(Path("/opt/coral"), "http://x"), "it"),
+    )
 
 
 @pytest.fixture
 def catalog(library: Path, tmp_path: Path) -> Catalog:
-    found = Catalog(tmp_path / "home")
-    found.home.mkdir()
-    found.database.write_bytes(library.read_bytes())
-    return found
+    return catalog_with(library, tmp_path / "home")
 
 
 @pytest.fixture
@@ -134,13 +127,7 @@ def operate(catalog: Catalog, spec: ScenarioSpec, seconds: float = 0.0, **more: 
     return operate_once(catalog, spec, load_inputs(catalog, spec), now, **more)
 
 
-def until(daemon: Daemon, condition: Callable[[], bool], seconds: float = 30.0) -> bool:
-    ends = time.monotonic() + seconds
-    while time.monotonic() < ends:
-        daemon.step(0.1)
-        if condition():
-            return True
-    return False
+until = until_within(30.0)
 
 
 def living() -> dict[str, str]:

@@ -23,7 +23,6 @@ from planner.types import Market
 from tasks.allocation import decide
 from tasks.fleet_view import end_fleet
 from tasks.inputs import load_inputs
-from tasks.library import build_phase, share_templates
 from tasks.operating import (
     FleetBusyError,
     FleetChangedError,
@@ -34,8 +33,8 @@ from tasks.operating import (
     operate_once,
 )
 from tasks.scenario_file import read_scenario
-from tasks.solving import Solvers
 from tasks.watching import LOST, NOTICED, OVER, cause_of, wait_for_cause
+from tests.support.library import build_library, catalog_with
 
 NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 
@@ -53,20 +52,12 @@ def spec(**changes) -> ScenarioSpec:
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A database with the templates of tiny, built once."""
-    found = Catalog(tmp_path_factory.mktemp("library"))
-    inputs = load_inputs(found, spec())
-    with Solvers(workers=0) as solvers:
-        for phase in inputs.phases:
-            build_phase(found, phase, solvers)
-    share_templates(found, inputs.phases)
-    return found.database
+    return build_library(tmp_path_factory.mktemp("library"), spec())
 
 
 @pytest.fixture
 def catalog(library: Path, tmp_path: Path) -> Catalog:
-    found = Catalog(tmp_path)
-    found.database.write_bytes(library.read_bytes())
-    return found
+    return catalog_with(library, tmp_path)
 
 
 def run(catalog: Catalog, scenario: ScenarioSpec | None = None, minutes: int = 0) -> Round:

@@ -13,8 +13,8 @@ from typing import Any
 
 from catalog.market.pull import Fact, QuotaRow, Score
 from executor.aws import LEASE_TAG
+from planner.cloud_site import CLOUD
 
-CLOUD = "aws"
 SPOT_SOURCE = "ec2 DescribeSpotPriceHistory"
 ON_DEMAND_SOURCE = "AWS price list, GetProducts"
 GBIT = re.compile(r"([\d.]+) Gigabit")
