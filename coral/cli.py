@@ -21,6 +21,7 @@ from coral.operating import add_operations
 from coral.options import Dask, Json, Scenario, Workers, Yes, check_scenario
 from coral.output import answer, answer_rows, flow_run, print_json
 from coral.profile import profile_app
+from coral.scheduling import add_scheduling
 from coral.serving import Home, add_commands
 from coral.simulating import add_simulations
 from coral.weights import weights_app
@@ -46,6 +47,7 @@ app.add_typer(market_app, name="market")
 add_commands(app)
 add_simulations(app)
 add_operations(app)
+add_scheduling(app)
 
 
 def main() -> None:

@@ -7,7 +7,9 @@ from datetime import UTC, datetime
 
 from prefect import flow
 
-from tasks.artifacts import publish_task
+from flows.parameters import Home, Scenario
+from tasks.alarms import raise_alarms_task
+from tasks.artifacts import publish_round_task
 from tasks.home import open_catalog
 from tasks.inputs import load_inputs
 from tasks.market.launches import remember_launches
@@ -17,12 +19,15 @@ from tasks.operating import Round, operate_task
 from tasks.scenario_file import read_scenario
 
 
-@flow(name="operate", validate_parameters=False)
-def operate(scenario: str = "core", home: str | None = None, draft: bool = False) -> Round:
+@flow(name="operate", validate_parameters=False, timeout_seconds=1800)
+def operate(scenario: Scenario = "core", home: Home = None, draft: bool = False) -> Round:
     """Market and demand, allocate, apply to the scenario's fleet.
 
     Run again, it moves the fleet by the difference; with nothing changed it does nothing. A draft
     says what it would do.
+
+    Args:
+        draft: Plan and say what the fleet would be asked; do nothing.
     """
     catalog = open_catalog(home)
     spec, now = read_scenario(scenario), datetime.now(UTC)
@@ -31,7 +36,7 @@ def operate(scenario: str = "core", home: str | None = None, draft: bool = False
     inputs = load_inputs(catalog, spec, now)
     result = operate_task(catalog, opaque(spec), opaque(inputs), now, draft)
     result = replace(result, demand=demand)
-    if result.decision is not None:
-        publish_task(inputs.scenario.name, opaque(result.decision), result.decision.report)
+    publish_round_task(catalog, inputs.scenario.name, opaque(result))
+    raise_alarms_task(opaque(spec), opaque(inputs), opaque(result))
     catalog.publish(force=True)
     return result

@@ -8,9 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from catalog import reads, writes
 from catalog.store import Catalog
 from planner.allocation.plan import Plan
@@ -22,6 +19,7 @@ from planner.engine import runnable
 from planner.errors import NoTemplateError
 from planner.resolve import Scenario
 from planner.types import Template
+from tasks.coral_task import coral_task
 from tasks.inputs import Inputs, PhaseInputs
 from tasks.library import all_keys, describe_missing, may_share
 from tasks.report import Decision, write_report
@@ -92,7 +90,7 @@ def latest_plan(catalog: Catalog, data: AllocationInput, scenario: str) -> Plan 
     return None if stored is None else keep_running(data, stored.replicas, stored.nodes)
 
 
-decide_task = task(name="allocate", cache_policy=NO_CACHE)(decide)
+decide_task = coral_task("allocate", decide)
 
 
 def conclude(

@@ -10,8 +10,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from filelock import FileLock, Timeout
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 
 from catalog import reads
 from catalog.store import Catalog
@@ -44,6 +42,7 @@ from planner.scenario import ScenarioSpec
 from planner.types import Market, Template
 from tasks.allocation import allocation_input, conclude, fingerprint, read_library
 from tasks.aws_site import aws_fleet
+from tasks.coral_task import coral_task
 from tasks.deploying import Wanted, aws_ground, deploy, local_ground
 from tasks.inputs import Inputs
 from tasks.local_site import check_site, local_fleet
@@ -335,7 +334,7 @@ def fleet_lock(catalog: Catalog) -> Iterator[None]:
         lock.release()
 
 
-operate_task = task(name="operate-once", cache_policy=NO_CACHE)(operate_once)
+operate_task = coral_task("operate-once", operate_once)
 
 
 def _is_allowed(lease: Lease, spec: ScenarioSpec) -> bool:
