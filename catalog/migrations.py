@@ -10,6 +10,7 @@ from collections.abc import Callable
 import duckdb
 
 from catalog.errors import DatabaseNewerError
+from catalog.fleet import m014_fleet
 from catalog.market.schema import m010_market
 
 Migration = Callable[[duckdb.DuckDBPyConnection], None]
@@ -335,6 +336,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     m011_simulations,
     m012_template_caps,
     m013_observed_demand,
+    m014_fleet,
 )
 
 

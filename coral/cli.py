@@ -301,18 +301,35 @@ def compare(
 @app.command()
 def sql(
     query: Annotated[str, typer.Argument(help='For example "FROM best_templates LIMIT 5".')],
+    form: Annotated[
+        str, typer.Option("--format", help="table, csv, json (a list of rows) or parquet.")
+    ] = "table",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A file to write. [standard output]")
+    ] = None,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
     """Run SQL on the read-only snapshot of the database; it never meets a lock.
 
-    Views to start with: best_templates, allocation_history, price_now, price_change,
-    capacity_failure, market_gap, rejected_offers.
+    Views to start with: best_templates, allocation_history, model_cost_by_day, spend_by_day,
+    fleet_now, demand_by_minute, price_now, price_change, capacity_failure, market_gap,
+    rejected_offers (docs/sql.md).
     """
     from tasks.home import open_catalog
 
-    columns, rows = open_catalog(home).query(query)
-    answer_rows(columns, rows, as_json)
+    catalog = open_catalog(home)
+    if form == "table" and output is None:
+        columns, rows = catalog.query(query)
+        answer_rows(columns, rows, as_json)
+        return
+    from tasks.sql_output import write_answer
+
+    count = write_answer(catalog, query, form, output)
+    if as_json:
+        print_json({"rows": count, "format": form, "output": output and str(output)})
+    elif output is not None:
+        typer.echo(f"{count} rows in {output}", err=True)
 
 
 def _answer_what_if(scenario: str, files: list[Path], home: str | None, as_json: bool) -> None:

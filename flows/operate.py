@@ -12,6 +12,7 @@ from tasks.alarms import raise_alarms_task
 from tasks.artifacts import publish_round_task
 from tasks.home import open_catalog
 from tasks.inputs import load_inputs
+from tasks.lease_copy import copy_leases
 from tasks.market.launches import remember_launches
 from tasks.observed import load_inbox
 from tasks.opaque import opaque
@@ -38,5 +39,6 @@ def operate(scenario: Scenario = "core", home: Home = None, draft: bool = False)
     result = replace(result, demand=demand)
     publish_round_task(catalog, inputs.scenario.name, opaque(result))
     raise_alarms_task(opaque(spec), opaque(inputs), opaque(result))
+    copy_leases(catalog)
     catalog.publish(force=True)
     return result

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 from catalog import reads, writes
 from catalog.store import Catalog
+from planner.allocation.explain import cost_by_workload
 from planner.allocation.plan import Plan
 from planner.allocation.problem import AllocationInput, NodeKey
 from planner.allocation.solve import keep_running
@@ -183,6 +184,7 @@ def _row(
         )
         for n in plan.nodes
     ]
+    costs = cost_by_workload(plan)
     return writes.AllocationRow(
         allocation_id=key,
         planner=planner,
@@ -207,7 +209,10 @@ def _row(
             for r in plan.replicas
             for workload, rps in (r.load_rps or {r.template.workload: 0.0}).items()
         ],
-        services=[(s.workload, s.demand_rps, s.served_rps) for s in plan.services],
+        services=[
+            (s.workload, s.demand_rps, s.served_rps, costs.get(s.workload, 0.0))
+            for s in plan.services
+        ],
         binding=[
             (
                 b.limit.kind,
