@@ -103,16 +103,18 @@ def conclude(
     *,
     mark: str | None = None,
     applied: bool = False,
+    at: datetime | None = None,
 ) -> Decision:
     """Write the report of two plans and record them; `applied` where the fleet follows.
 
-    `mark` is the fingerprint of the market that the fleet stands in, the input's without it.
+    `mark` is the fingerprint of the market that the fleet stands in, the input's without it; `at`
+    the time of the plan (this moment).
     """
-    now, key = datetime.now(UTC), uuid.uuid4().hex
+    now, key = at or datetime.now(UTC), uuid.uuid4().hex
     folder = catalog.home / "reports"
     decision = Decision(coral, homo, len(data.templates), key, folder / f"{key}.html")
     write_report(decision.report, inputs, decision, data.templates, now)
-    record(catalog, inputs.scenario, decision, mark or fingerprint(data), applied)
+    record(catalog, inputs.scenario, decision, mark or fingerprint(data), applied, now)
     return decision
 
 
@@ -128,7 +130,12 @@ def fingerprint(data: AllocationInput) -> str:
 
 
 def record(
-    catalog: Catalog, scenario: Scenario, decision: Decision, mark: str, applied: bool
+    catalog: Catalog,
+    scenario: Scenario,
+    decision: Decision,
+    mark: str,
+    applied: bool,
+    at: datetime,
 ) -> None:
     """Append both plans of a decision in one transaction."""
     plans = [
@@ -145,7 +152,7 @@ def record(
             scenario.name,
             scenario.workloads,
             plans,
-            datetime.now(UTC),
+            at,
             applied,
         )
 

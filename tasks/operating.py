@@ -156,7 +156,7 @@ def operate_once(
         if last is not None and last.fingerprint == mark and not scarce:
             choice = _same(last, held_nodes(settled))
         else:
-            choice = _choose(catalog, spec, inputs, data, mark, last, applied=not draft)
+            choice = _choose(catalog, spec, inputs, data, mark, last, now, applied=not draft)
         changes = _followed(running, choice.replicas, name, now, leases, hinted)
         gone = {replica.id for replica in changes.ended}
         freed = [
@@ -299,6 +299,7 @@ def _choose(
     data: AllocationInput,
     mark: str,
     last: reads.StoredPlan | None,
+    now: datetime,
     *,
     applied: bool,
 ) -> _Choice:
@@ -312,7 +313,7 @@ def _choose(
             raise
         return _Choice(None, nodes, replicas, f"{error}; the last plan stays", stopped=True)
     decision = conclude(
-        catalog, inputs, data, found.plan, found.homo_joint, mark=mark, applied=applied
+        catalog, inputs, data, found.plan, found.homo_joint, mark=mark, applied=applied, at=now
     )
     return _Choice(decision, found.plan.node_counts, found.plan.replica_counts, found.why)
 
