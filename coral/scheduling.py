@@ -1,7 +1,9 @@
-"""Commands that go with a Prefect server: alerts, watch."""
+"""Commands beside the flows: alerts and watch for a Prefect server, and the dashboard."""
 
 from __future__ import annotations
 
+import ipaddress
+import socket
 import time
 from typing import Annotated
 
@@ -9,7 +11,8 @@ import typer
 
 from coral.options import Json, Scenario, check_scenario
 from coral.output import print_json
-from coral.serving import Home
+from coral.serving import Home, refuse_taken
+from planner.errors import InputError
 
 QUIET_S = 60.0  # after a loss was told of: the round that it begins takes a while
 
@@ -18,6 +21,7 @@ def add_scheduling(app: typer.Typer) -> None:
     """Register them."""
     app.command()(alerts)
     app.command()(watch)
+    app.command()(ui)
 
 
 def alerts(
@@ -68,3 +72,47 @@ def watch(
         else:
             typer.echo(f"told of: {cause}")
         time.sleep(QUIET_S)
+
+
+def ui(
+    home: Home = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; any but loopback needs --token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8050,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="CORAL_UI_TOKEN", help="Who opens the page must bring it: /?token=... once."
+        ),
+    ] = None,
+) -> None:
+    """Show fleet, costs, templates, plans and market in the browser: a read-only dashboard."""
+    from tasks.home import open_catalog
+
+    if not ipaddress.ip_address(_numeric(host)).is_loopback and not token:
+        raise OpenDashboardError(
+            f"--host {host} shows the dashboard to others: give it a --token (or CORAL_UI_TOKEN)"
+        )
+    try:
+        from coral.ui.app import make_app, serve
+    except ModuleNotFoundError as error:
+        raise OpenDashboardError(
+            f"the dashboard needs {error.name}; install it with pip install 'coral-serving[ui]'"
+        ) from error
+    refuse_taken(host, port)
+    app = make_app(open_catalog(home), token)
+    typer.echo(f"http://{host}:{port}/ (Ctrl-C ends it)", err=True)
+    serve(app, host, port)
+
+
+class OpenDashboardError(InputError):
+    """The dashboard cannot be shown so."""
+
+
+def _numeric(host: str) -> str:
+    """An address of a host's name."""
+    try:
+        return socket.gethostbyname(host)
+    except OSError as error:
+        raise OpenDashboardError(f"unknown --host {host}: {error.strerror or error}") from error

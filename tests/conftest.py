@@ -22,6 +22,7 @@ from tasks.library import build_phase, share_templates
 from tasks.scenario_file import read_scenario
 from tasks.solving import Solvers
 from tests.support.aws_server import AwsServer
+from tests.support.planned import planned_catalog
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +69,12 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> tuple[Catalog, Inputs]:
             build_phase(catalog, phase, solvers)
     share_templates(catalog, inputs.phases)
     return catalog, inputs
+
+
+@pytest.fixture(scope="session")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
+    """Tiny's library, a plan, and a fleet that had one node over midnight."""
+    return planned_catalog(tmp_path_factory.mktemp("planned"))
 
 
 @pytest.fixture(scope="session")
