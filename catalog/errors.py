@@ -15,6 +15,14 @@ class DatabaseNewerError(DatabaseError):
     """A newer Coral wrote the database."""
 
 
+class DiskFullError(DatabaseError):
+    """There is no room for what was to be written; nothing of it was."""
+
+
+class SnapshotError(DatabaseError):
+    """The copy for readers could not be written."""
+
+
 class SeedError(DatabaseError):
     """A seed file that the product ships is missing or broken."""
 

@@ -68,7 +68,7 @@ CREATE VIEW model_cost_by_day AS
 
 
 def m014_fleet(connection: duckdb.DuckDBPyConnection) -> None:
-    """Leases and their events beside the plans, the cost of a plan by workload, plans of a replay."""
+    """Leases and their events beside the plans, what plans cost by workload, and views."""
     connection.execute(TABLES)
     connection.execute(VIEWS)
 

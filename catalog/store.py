@@ -12,12 +12,19 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import disk_usage
 from typing import TYPE_CHECKING
 
 import duckdb
 from filelock import FileLock, Timeout
 
-from catalog.errors import DatabaseError, DatabaseLockedError, QueryError
+from catalog.errors import (
+    DatabaseError,
+    DatabaseLockedError,
+    DiskFullError,
+    QueryError,
+    SnapshotError,
+)
 from catalog.migrations import migrate
 
 if TYPE_CHECKING:
@@ -25,6 +32,7 @@ if TYPE_CHECKING:
 
 SNAPSHOT_EVERY_S = 30.0
 LOCK_PATIENCE_S = 30.0
+NO_ROOM_BYTES = 2**20
 # What DuckDB raises on a file that opens but is damaged further in.
 BROKEN_FILE = (duckdb.IOException, duckdb.FatalException, duckdb.SerializationException)
 
@@ -72,10 +80,19 @@ class Catalog:
         with self._open() as connection:
             draft.unlink(missing_ok=True)
             live = connection.execute("SELECT current_database()").fetchall()[0][0]
-            connection.execute(f"ATTACH '{str(draft).replace(chr(39), chr(39) * 2)}' AS draft")
-            connection.execute(f'COPY FROM DATABASE "{live}" TO draft')
-            connection.execute("DETACH draft")
-            draft.replace(self.snapshot)
+            try:
+                connection.execute(f"ATTACH '{str(draft).replace(chr(39), chr(39) * 2)}' AS draft")
+                connection.execute(f'COPY FROM DATABASE "{live}" TO draft')
+                connection.execute("DETACH draft")
+                draft.replace(self.snapshot)
+            except duckdb.Error as error:
+                raise SnapshotError(
+                    f"the snapshot could not be written in {self.home} ({_first_line(error)}); the "
+                    "database is whole and readers keep the last one: is there room on the disk?"
+                ) from error
+            finally:  # nothing of it stays: it may be what fills the disk
+                draft.unlink(missing_ok=True)
+                draft.with_name(f"{draft.name}.wal").unlink(missing_ok=True)
         return True
 
     def query(
@@ -142,8 +159,15 @@ class Catalog:
                 try:
                     self._migrate(connection)
                     yield connection
-                except BROKEN_FILE as error:
-                    raise DatabaseError(_unreadable(self.database, error)) from error
+                except duckdb.Error as error:
+                    if self._is_full(error):
+                        raise DiskFullError(
+                            f"no room left on the disk of {self.home}: what was to be written is "
+                            "not, all from before is there; free some and run it again"
+                        ) from error
+                    if isinstance(error, BROKEN_FILE):
+                        raise DatabaseError(_unreadable(self.database, error)) from error
+                    raise
                 finally:
                     connection.close()
         except (PermissionError, IsADirectoryError) as error:
@@ -155,6 +179,12 @@ class Catalog:
                 f"another Coral process has kept {self.database} busy for {self.patience_s:g} s; "
                 "wait for it to end, or choose another home with --home"
             ) from error
+
+    def _is_full(self, error: duckdb.Error) -> bool:
+        """DuckDB says so of commits; of a copy it says only that something failed."""
+        if any(said in str(error) for said in ("No space left", "File too large")):
+            return True
+        return isinstance(error, BROKEN_FILE) and disk_usage(self.home).free < NO_ROOM_BYTES
 
     def _migrate(self, connection: duckdb.DuckDBPyConnection) -> None:
         try:

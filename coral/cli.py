@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 failed for a reason outside the input, 2 the input is wron
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -69,6 +70,9 @@ def main() -> None:
             _fail(f"{usage()} Try 'coral --help'.", 2)
         if os.environ.get("CORAL_DEBUG"):
             raise
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            where = f" for {error.filename}" if error.filename else ""
+            _fail(f"no room left on the disk{where}; free some and run it again", 2)
         _fail(f"{type(error).__name__}: {error} (set CORAL_DEBUG=1 for the whole trace)", 1)
 
 

@@ -199,6 +199,11 @@ class SqliteLeaseStore:
             return 0
 
     def _unusable(self, error: sqlite3.Error) -> LeaseStoreError:
+        if "disk is full" in str(error):
+            return LeaseStoreError(
+                f"no room left on the disk of {self.path}: nothing was written; free some and run "
+                "it again"
+            )
         return LeaseStoreError(
             f"the lease file {self.path} is damaged or locked ({error}); move it away to start "
             "anew, or choose another home with --home"
