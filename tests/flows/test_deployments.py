@@ -86,11 +86,24 @@ def webhook() -> Iterator[tuple[str, list[str]]]:
         server.shutdown()
 
 
+def readme_commands(repository: Path) -> list[str]:
+    """From a fresh clone to a deployment that runs."""
+    text = (repository / "README.md").read_text()
+    part = text[text.index("## On a schedule") :]
+    lines = part[part.index("\n    make run") :].split("\n\n")[0].strip().splitlines()
+    return [line.strip() for line in lines]
+
+
 def test_deployments_run(tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
     monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{port}/api")
-    environment = dict(os.environ)
+    environment = os.environ | {"PATH": f"{PREFECT.parent}:{os.environ['PATH']}"}
+    commands = readme_commands(repository)
+    assert len(commands) == 6
+    assert commands[:2] == ["make run", ". .venv/bin/activate"]
+    start_server, _, deploy, start_worker = commands[2:]
+    assert start_server == "prefect server start --background"
     home, log = tmp_path / "home", tmp_path / "server.log"
 
     def run(*command: str | Path) -> str:
@@ -109,8 +122,7 @@ def test_deployments_run(tmp_path: Path, repository: Path, monkeypatch: pytest.M
     with running(server, environment, log), webhook() as (url, told):
         wait_for(lambda: api.get("/health").is_success or None, 120, log)
         run(CORAL, "library", "build", "--scenario", "tiny", "--home", home, "--workers", "0")
-        run(PREFECT, "work-pool", "create", "coral", "--type", "process")
-        run(PREFECT, "deploy", "--all", "--no-prompt")
+        run("bash", "-ec", deploy)
         assert "Coral: run failed" in run(CORAL, "alerts", "--notify", url)
         run(CORAL, "alerts", "--notify", url)  # again changes nothing
         names = [one["name"] for one in ask("/automations/filter")]
@@ -135,7 +147,7 @@ def test_deployments_run(tmp_path: Path, repository: Path, monkeypatch: pytest.M
             state = api.get(f"/flow_runs/{run_id}").json()["state"]
             return state["name"] if state["type"] in {"COMPLETED", "FAILED", "CRASHED"} else None
 
-        worker: list[str | Path] = [PREFECT, "worker", "start", "--pool", "coral"]
+        worker: list[str | Path] = ["bash", "-c", f"exec {start_worker}"]
         with running(worker, environment, tmp_path / "worker.log"):
             run_id = start({"scenario": "tiny", "home": str(home)})
             said = wait_for(lambda: ended(run_id), 150, tmp_path / "worker.log")
