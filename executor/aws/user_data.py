@@ -10,6 +10,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 
 from executor.control.notices import EC2_METADATA
@@ -100,11 +101,13 @@ def user_data(boot: NodeBoot) -> str:
     return text
 
 
+@cache
 def agent_needs() -> tuple[str, ...]:
     """What the agent runs with, in the versions that this process has."""
     return tuple(f"{name}=={metadata.version(name)}" for name in NEEDS)
 
 
+@cache
 def this_coral() -> str:
     """As pip names it."""
     return f"{DISTRIBUTION}=={metadata.version(DISTRIBUTION)}"
