@@ -22,7 +22,7 @@ from executor.apply import Caps, apply_actions, settle
 from executor.fleet import Fleet, Launched, TransientError
 from executor.simulated import SimulatedFleet
 from planner.catch_up import Instance, InstanceState
-from planner.leases import Lease, LeaseKey, LeaseState, LeaseStore, held_nodes, reconcile
+from planner.leases import Actions, Lease, LeaseKey, LeaseState, LeaseStore, held_nodes, reconcile
 from planner.types import Market, Offer
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -179,6 +179,10 @@ class ChaosFleet:
                 found.append(one)
         return found
 
+    def wants(self, nodes: Mapping[LeaseKey, int]) -> None:
+        """What the controller follows from now on."""
+        self.wanted = nodes
+
     def take_some(self) -> None:
         """Preemptions, and users who end instances by hand."""
         for one in self.truth():
@@ -289,11 +293,43 @@ class MemoryStore:
         self.leases.update({lease.id: lease for lease in leases})
 
 
-def bring(store: LeaseStore, fleet: Fleet, wanted: Mapping[LeaseKey, int], now: datetime) -> None:
-    """One round of a controller, as `operate` makes it, without the planning."""
+@dataclass
+class Replanning:
+    """What `operate` does where offers have no capacity: more of another takes their place."""
+
+    store: LeaseStore
+    wanted: Mapping[LeaseKey, int]
+    told: Callable[[Mapping[LeaseKey, int]], None]
+    lacking: frozenset[LeaseKey] = frozenset()
+    left: int = 2  # plans
+
+    def instead(self, lacking: frozenset[LeaseKey]) -> Actions | None:
+        """As `apply_actions` asks."""
+        self.lacking |= lacking
+        others = [key for key in OFFERS if key not in self.lacking]
+        if not self.left or not others:
+            return None
+        self.left -= 1
+        held = held_nodes(self.store.all())
+        found = {k: min(n, held[k]) if k in lacking else n for k, n in self.wanted.items()}
+        found[others[0]] += sum(self.wanted[key] - found[key] for key in lacking)
+        self.wanted = found
+        self.told(found)
+        return reconcile(found, OFFERS, self.store.all())
+
+
+def bring(
+    store: LeaseStore,
+    fleet: Fleet,
+    wanted: Mapping[LeaseKey, int],
+    now: datetime,
+    told: Callable[[Mapping[LeaseKey, int]], None] = lambda _: None,
+) -> None:
+    """One round of a controller, as `operate` makes it, with a planning of its own."""
     leases = settle(store, fleet, now)
     actions = reconcile(wanted, OFFERS, leases)
-    apply_actions(store, fleet, actions, now, caps=Caps(usd_per_hour=CAP_USD_PER_HOUR))
+    caps, other = Caps(usd_per_hour=CAP_USD_PER_HOUR), Replanning(store, wanted, told)
+    apply_actions(store, fleet, actions, now, caps=caps, instead=other.instead)
 
 
 @dataclass(frozen=True)
@@ -327,11 +363,12 @@ def _run(seed: int, rounds: int) -> Outcome:
         chaos.now += timedelta(seconds=rng.choice([5, 60, 300, 900]))
         chaos.take_some()
         if rng.random() < 0.7:
-            wanted = chaos.wanted = {key: rng.randrange(4) for key in OFFERS}
+            wanted = {key: rng.randrange(4) for key in OFFERS}
+        chaos.wants(wanted)
         skew = timedelta(seconds=rng.uniform(-faults.skew_s, faults.skew_s))
         store.left = rng.randrange(40) if rng.random() < faults.killed else None
         try:
-            bring(store, fleet, wanted, chaos.now + skew)
+            bring(store, fleet, wanted, chaos.now + skew, chaos.wants)
         except TransientError:
             pass  # the list could not be had: the next round
         except Killed:

@@ -19,8 +19,9 @@ import boto3
 
 from bench.chaos import Findings, KillableFleet, KillableStore, Killed, MemoryStore, Outcome
 from executor.apply import apply_actions, settle
-from executor.aws.fleet import AwsFleet, region_of
+from executor.aws.fleet import AwsFleet
 from executor.fleet import Launched, TransientError
+from planner.cloud_site import region_of
 from planner.leases import Lease, LeaseKey, held_nodes, reconcile
 from planner.types import Offer
 from tests.support.aws_answers import zone_names
@@ -115,7 +116,9 @@ def _trouble(rng: random.Random, server: AwsServer, fleet: AwsFleet, now: dateti
     for key, zones in fleet.zones.items():
         for zone in zones:
             if rng.random() < 0.2:
-                server.capacity[key[1], zone_names(server, region_of(key[0]))[zone]] = 0
+                server.capacity[
+                    key[1], zone_names(server, region_of(key[0], "the chaos"))[zone]
+                ] = 0
 
 
 def _by_hand(rng: random.Random, fleet: AwsFleet, instance_id: str) -> None:

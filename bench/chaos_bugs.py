@@ -158,7 +158,7 @@ def drains_for_ever() -> Iterator[None]:
 @contextlib.contextmanager
 def forgets_the_planned() -> Iterator[None]:
     """A planned lease is never asked for again."""
-    with patch.object(applying._Launches, "again", lambda *_: None):
+    with patch.object(applying._Launches, "again", lambda _: None):
         yield
 
 
@@ -166,8 +166,8 @@ def forgets_the_planned() -> Iterator[None]:
 def new_token_on_retry() -> Iterator[None]:
     """What was asked before is asked again as another attempt: another token and instance."""
 
-    def again(self: Any, planned: Any) -> None:
-        self._ask([replace(x, attempt=x.attempt + 1, requested_at=self.now) for x in planned])
+    def again(self: Any) -> None:
+        self._ask([replace(x, attempt=x.attempt + 1, requested_at=self.now) for x in self._planned])
 
     with patch.object(applying._Launches, "again", again):
         yield
@@ -178,13 +178,24 @@ def asks_before_it_plans() -> Iterator[None]:
     """What an earlier plan wanted is launched, whatever the plan now says."""
 
     def bring(store: Any, fleet: Any, *rest: Any, **more: Any) -> Any:
-        now = rest[1]
-        launches = applying._Launches(store, fleet, now, "", applying.Caps())
-        launches.again([x for x in launches.leases if x.state is LeaseState.PLANNED])
+        applying._Launches(store, fleet, rest[1], "", applying.Caps()).again()
         return act(store, fleet, *rest, **more)
 
     act = chaos.apply_actions
     with patch.object(chaos, "apply_actions", bring):
+        yield
+
+
+@contextlib.contextmanager
+def next_plan_of_old_leases() -> Iterator[None]:
+    """The next offer is planned from where the fleet stood before the round's first launch."""
+    make = chaos.Replanning.__init__
+
+    def remembering(self: Any, store: Any, *rest: Any, **more: Any) -> None:
+        make(self, store, *rest, **more)
+        self.store = chaos.MemoryStore(store.all())
+
+    with patch.object(chaos.Replanning, "__init__", remembering):
         yield
 
 
@@ -193,6 +204,6 @@ BUGS: Mapping[str, Any] = {
     for bug in (
         written_after, fresh_tokens, unconfirmed_end, no_sweep, silence_is_failure, unseen_is_gone,
         doubles_stay, cap_of_ready_ones, planned_not_counted, drains_for_ever, forgets_the_planned,
-        new_token_on_retry, asks_before_it_plans,
+        new_token_on_retry, asks_before_it_plans, next_plan_of_old_leases,
     )
 }  # fmt: skip

@@ -4,131 +4,37 @@
 
 `schedules` runs of rounds against a simulated cloud with faults (bench/chaos.py), kills between any
 two steps included; `aws` is the same of the AWS fleet over HTTP (bench/chaos_aws.py); `real_kills`
-controllers in processes of their own that get SIGKILL at a random moment, with leases and cloud in
-files; then both come to rest and are compared. `caught` are controllers with one mistake each
-(bench/chaos_bugs.py) that the same chaos finds. `round_s` are seconds of a controller that brings
-up so many nodes from nothing, looks at them when nothing is to be done, and ends them all, with
-leases in SQLite and a cloud that answers at once; `far_away_s` are those of launching and ending
-them where a call takes 0.2 s and 16 are made side by side.
+processes get SIGKILL at random moments (bench/fleet_kills.py): three of five move a simulated
+fleet, the others are agents and controllers of a local one; then all comes to rest and is compared.
+`caught` are controllers with one mistake each (bench/chaos_bugs.py) that the same chaos finds.
+`round_s` are seconds of a controller that brings up so many nodes from nothing, looks at them when
+nothing is to be done, and ends them all, with leases in SQLite and a cloud that answers at once;
+`far_away_s` are those of launching and ending them where a call takes 0.2 s and 16 are made side by
+side; `aws_round_s` are those of the AWS fleet in two regions against a local AWS in a process of
+its own, whose processor time is told apart from the controller's (bench/fleet_rounds.py).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import random
-import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from bench.chaos import OFFERS, START, bring, offer, run_schedule
+from bench.chaos import offer, run_schedule
 from bench.chaos_bugs import BUGS
-from executor.apply import apply_actions, end_all, settle
-from executor.fleet import Launched, TransientError
-from executor.lease_store import SqliteLeaseStore
-from executor.simulated import SimulatedFleet
-from planner.leases import Lease, held_nodes, reconcile
+from bench.fleet_kills import kill_agents, kill_rounds
+from bench.fleet_rounds import far_away, rounds_at_aws, rounds_of
 from planner.types import Market
 
 MISTAKES = ("leaked", "double", "lost", "unconverged", "unwritten", "unconfirmed", "overspent",
             "surplus")  # fmt: skip
 BUG_SCHEDULES = 400
-LONG = timedelta(seconds=200)
-ROUND_TRIP_S, AT_ONCE = 0.2, 16  # of RunInstances, roughly; as the AWS fleet asks
-
-
-class LossyFleet(SimulatedFleet):
-    """Sometimes does what it is asked and does not say so; waits a little, so that kills land."""
-
-    def launch(self, lease: Lease, now: datetime) -> Launched:
-        """As the protocol says."""
-        time.sleep(random.random() * 0.004)
-        found = super().launch(lease, now)
-        if random.random() < 0.2:
-            raise TransientError("the answer was lost")
-        return found
-
-
-def controller(folder: Path, seed: int) -> None:
-    """Rounds without end, with plans that change: the process that is killed."""
-    rng = random.Random(seed)
-    random.seed(seed)
-    store = SqliteLeaseStore(folder / "leases.sqlite")
-    fleet = LossyFleet(startup_minutes=5.0, failure_rate=0.1, seed=7, path=folder / "cloud.sqlite")
-    now = START + timedelta(hours=seed)
-    (folder / f"begun-{seed}").touch()
-    while True:
-        wanted = {key: rng.randrange(5) for key in OFFERS}
-        bring(store, fleet, wanted, now)
-        now += timedelta(seconds=rng.choice([5, 60, 300]))
-
-
-def kill_for_real(kills: int, folder: Path) -> dict[str, int]:
-    """Kill so many controllers that work on one home; what is wrong after a quiet end."""
-    rng = random.Random(1)
-    for number in range(kills):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "bench.fleet", "--controller", str(folder), str(number)]
-        )
-        ready = folder / "leases.sqlite"
-        before = ready.stat().st_mtime_ns if ready.exists() else 0
-        while process.poll() is None and (not ready.exists() or ready.stat().st_mtime_ns == before):
-            time.sleep(0.005)
-        time.sleep(rng.uniform(0.0, 0.8))
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-    store = SqliteLeaseStore(folder / "leases.sqlite")
-    fleet = SimulatedFleet(startup_minutes=5.0, seed=7, path=folder / "cloud.sqlite")
-    now, wanted = START + timedelta(hours=kills + 1), dict.fromkeys(OFFERS, 2)
-    for _ in range(5):
-        bring(store, fleet, wanted, now)
-        now += LONG
-    leases = store.all()
-    held = {lease.id for lease in leases if lease.state.is_held}
-    alive = Counter(one.lease_id for one in fleet.instances(now) if one.state.lives)
-    return {
-        "leaked": sum(count for name, count in alive.items() if name not in held),
-        "double": sum(count > 1 for count in alive.values()),
-        "lost": sum(name not in alive for name in held),
-        "unconverged": int(held_nodes(leases) != wanted),
-        "leases": len(leases),
-    }
-
-
-class DistantFleet(SimulatedFleet):
-    """Each call takes a round trip."""
-
-    def launch(self, lease: Lease, now: datetime) -> Launched:
-        """As the protocol says."""
-        time.sleep(ROUND_TRIP_S)
-        return super().launch(lease, now)
-
-    def terminate(self, instance_id: str) -> None:
-        """As the protocol says."""
-        time.sleep(ROUND_TRIP_S)
-        super().terminate(instance_id)
-
-
-def far_away(nodes: int, at_once: int, folder: Path) -> dict[str, float]:
-    """Seconds to launch so many nodes, and to end them, at a cloud that takes its time."""
-    name = f"far-{at_once}"
-    store = SqliteLeaseStore(folder / f"{name}.sqlite")
-    fleet = DistantFleet(path=folder / f"{name}-cloud.sqlite", at_once=at_once)
-    began = time.perf_counter()
-    actions = reconcile({sorted(OFFERS)[0]: nodes}, OFFERS, settle(store, fleet, START))
-    apply_actions(store, fleet, actions, START)
-    launched = time.perf_counter()
-    end_all(store, fleet, store.all(), START)
-    ended = time.perf_counter()
-    return {"launch": round(launched - began, 1), "end": round(ended - launched, 1)}
+AT_ONCE = 16  # calls, as the AWS fleet makes them
 
 
 def over_http(schedules: int) -> dict[str, int]:
@@ -170,24 +76,6 @@ def caught(bug: str) -> bool:
         return any(sum(run_schedule(seed).found.values()) for seed in range(BUG_SCHEDULES))
 
 
-def rounds_of(nodes: int, folder: Path) -> dict[str, float]:
-    """Seconds of a round that launches all, of one that does nothing, of one that ends all."""
-    store, fleet = SqliteLeaseStore(folder / "many.sqlite"), SimulatedFleet()
-    now, wanted = START, {sorted(OFFERS)[0]: nodes}
-    found = {}
-    for name in ("launch", "nothing"):
-        began = time.perf_counter()
-        actions = reconcile(wanted, OFFERS, settle(store, fleet, now))
-        apply_actions(store, fleet, actions, now)
-        found[name] = round(time.perf_counter() - began, 3)
-        now += timedelta(hours=1)
-        settle(store, fleet, now)  # they come up
-    began = time.perf_counter()
-    end_all(store, fleet, store.all(), now)
-    found["end"] = round(time.perf_counter() - began, 3)
-    return found
-
-
 def main() -> None:
     """Parse, run, print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -196,10 +84,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--nodes", type=int, default=500)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--controller", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.controller:
-        controller(Path(options.controller[0]), int(options.controller[1]))
     started = datetime.now(UTC)
     total: Counter[str] = Counter()
     boundaries = kills = 0
@@ -207,10 +92,14 @@ def main() -> None:
         outcome = run_schedule(seed)
         total.update(outcome.found)
         boundaries, kills = boundaries + outcome.boundaries, kills + outcome.kills
-    with TemporaryDirectory() as folder:
-        real = kill_for_real(options.kills, Path(folder))
-        times = rounds_of(options.nodes, Path(folder))
-        far = far_away(options.nodes, AT_ONCE, Path(folder))
+    of_agents = options.kills * 2 // 5
+    with TemporaryDirectory() as first, TemporaryDirectory() as second:
+        folder = Path(first)
+        rounds = kill_rounds(options.kills - of_agents, folder)
+        agents = kill_agents(of_agents, Path(second))
+        times = rounds_of(options.nodes, folder)
+        far = far_away(options.nodes, AT_ONCE, folder)
+        at_aws = rounds_at_aws(options.nodes, folder)
     aws = over_http(options.aws_schedules)
     found = {name: caught(name) for name in BUGS}
     result: dict[str, Any] = {
@@ -219,14 +108,15 @@ def main() -> None:
         "crash_points": boundaries,
         "kills": kills,
         "aws": aws,
-        "real_kills": options.kills,
-        "after_real_kills": real,
+        "real_kills": rounds["kills"] + agents["kills"],
+        "after_real_kills": {"rounds": rounds, "agents": agents},
         "bugs": len(found),
         "caught": sum(found.values()),
         "uncaught": [name for name, seen in found.items() if not seen],
         "nodes": options.nodes,
         "round_s": times,
         "far_away_s": far,
+        "aws_round_s": at_aws,
         "seconds": round((datetime.now(UTC) - started).total_seconds(), 1),
     }
     if options.json:

@@ -299,7 +299,7 @@ def read_latest_plan(
     """Coral's latest plan of a scenario, or the one its fleet was last brought to; None if none."""
     rows = connection.execute(
         "SELECT allocation_id, decision_id, fingerprint FROM allocation WHERE scenario = ? "
-        "AND planner = 'coral' AND (applied OR NOT ?) ORDER BY created_at DESC LIMIT 1",
+        "AND planner = 'coral' AND (applied OR NOT ?) ORDER BY rowid DESC LIMIT 1",
         [scenario, applied],
     ).fetchall()
     if not rows:
@@ -327,7 +327,7 @@ def read_latest_fleet(connection: duckdb.DuckDBPyConnection, scenario: str) -> S
     """Coral's latest plan of a scenario as a fleet to simulate; None if there is none."""
     rows = connection.execute(
         "SELECT allocation_id, decision_id, cost_usd_per_hour FROM allocation WHERE scenario = ? "
-        "AND planner = 'coral' ORDER BY created_at DESC LIMIT 1",
+        "AND planner = 'coral' ORDER BY rowid DESC LIMIT 1",
         [scenario],
     ).fetchall()
     if not rows:

@@ -61,7 +61,9 @@ def operate(
         with flow_run():
             result = run(scenario, home)
     answer(result, as_json, round_summary, print_round)
-    if result.stopped:
+    if result.applied.refused:  # by what the scenario, or the account, says
+        raise typer.Exit(2)
+    if result.stopped or (result.applied.failed and not result.nodes):
         raise typer.Exit(1)
 
 

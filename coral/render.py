@@ -246,12 +246,14 @@ def round_summary(result: Round) -> dict[str, Any]:
         "failed": result.applied.failed,
         "terminated": result.applied.terminated,
         "held_back": result.applied.held_back,
+        "refused": result.applied.refused,
         "reasons": list(result.applied.why),
         "calls": None if result.calls is None else list(result.calls),
         "replicas_kept": len(result.replicas.kept),
         "replicas_started": len(result.replicas.started),
         "replicas_ended": len(result.replicas.ended),
         "replicas_waiting": result.waiting,
+        "short_rps": {name: round(rps, 4) for name, rps in result.short_rps.items()},
         "stopped": result.stopped,
         "nodes": result.nodes,
         "cost_usd_per_hour": round(result.cost_usd_per_hour, 4),
@@ -288,6 +290,11 @@ def print_round(result: Round) -> None:
         )
     if result.waiting:
         console.print(f"{result.waiting} replicas stay until those that follow them serve.")
+    for name, rps in result.short_rps.items():
+        console.print(
+            f"  [yellow]{rps:.2f} requests/s of {name} less can be served until what comes up "
+            "serves[/yellow]"
+        )
     then = "After that: " if result.calls is not None else ""
     console.print(f"{then}{result.nodes} nodes held, ${result.cost_usd_per_hour:.2f}/h.")
 

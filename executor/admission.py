@@ -13,14 +13,20 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from threading import Lock
+from typing import TYPE_CHECKING
 
 from executor.control.controller import Controller, Running
 from executor.control.enrolment import Claim, instance_of, is_ticket
+from executor.files import stamp
 from executor.home import HomeFiles
 from executor.nodes_file import Node, Nodes, read_nodes, write_nodes
 from executor.stage_plan import ReplicaPlan
 from planner.catch_up import Instance
 from planner.errors import CoralError
+
+if TYPE_CHECKING:
+    from executor.aws.fleet import AwsFleet
 
 LOOKS = 4  # at a cloud, at a time
 WRITE_EVERY_S = 5.0  # how silent nodes are
@@ -45,6 +51,8 @@ class Admission:
         self._looking: dict[str, tuple[Claim, Future[Sequence[Instance]]]] = {}  # by lease
         self._answered: dict[str, tuple[ReplicaPlan, float]] = {}  # seconds since the start
         self._written_at = self.clock()
+        self._asking = Lock()
+        self._cloud: tuple[tuple[int, int] | None, AwsFleet | None] | None = None
         self._heard_from = dict.fromkeys(self._nodes, self.clock())  # or listened to since then
 
     def close(self) -> None:
@@ -141,9 +149,14 @@ class Admission:
         self.controller.answer(claim, why)
 
     def _ask_cloud(self, lease_id: str) -> Sequence[Instance]:
+        """By the fleet that was made when the home's regions changed last: clients are dear."""
         from executor.aws.home import fleet_of_home
 
-        fleet = fleet_of_home(self.files)
+        with self._asking:
+            mark = stamp(self.files.aws)
+            if self._cloud is None or mark != self._cloud[0]:
+                self._cloud = (mark, fleet_of_home(self.files))
+            fleet = self._cloud[1]
         return [] if fleet is None else fleet.of_lease(lease_id)
 
     def _write(self) -> None:

@@ -15,7 +15,8 @@ from typing import TypeVar
 
 from executor.fleet import FatalError, Fleet, NoCapacityError, TransientError
 from planner.catch_up import Ask, End, Patience, Record, catch_up
-from planner.leases import Actions, Lease, LeaseState, LeaseStore
+from planner.errors import CoralError
+from planner.leases import Actions, Lease, LeaseKey, LeaseState, LeaseStore
 from planner.types import Offer
 
 NOT_IN_PLAN = "not in the plan"
@@ -58,6 +59,17 @@ class Caps:
             return f"{lately} launches in a minute, the cap"
         return ""
 
+    def fit(
+        self, offers: Sequence[Offer], leases: Sequence[Lease], now: datetime
+    ) -> Sequence[Offer]:
+        """Those of which nodes may be beside the leases, launches a minute aside."""
+        lasting, beside, found = replace(self, launches_per_minute=None), [*leases], []
+        for offer in offers:
+            if not lasting.refuse(offer, beside, now):
+                beside.append(lease_of(offer, now))
+                found.append(offer)
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class Applied:
@@ -67,6 +79,7 @@ class Applied:
     failed: int
     terminated: int
     held_back: int = 0  # launches that a cap did not allow
+    refused: int = 0  # of those that failed: the cloud will never do it
     why: tuple[str, ...] = ()  # launches failed or were held back, each reason once
 
     @property
@@ -82,44 +95,68 @@ def apply_actions(
     scenario: str = "",
     between: Callable[[int], None] = lambda _: None,
     caps: Caps | None = None,
-    keep: Callable[[int], Collection[str]] = lambda _: (),
+    keep: Callable[[Sequence[Offer]], Collection[str]] = lambda _: (),
+    instead: Callable[[frozenset[LeaseKey]], Actions | None] = lambda _: None,
 ) -> Applied:
     """Ask again for what was planned and not answered, launch, let leave what the plan lacks.
 
-    `between` is called when nodes are launched and those that leave are marked, but still run: with
-    the number of launches that failed. While a launch fails nothing is terminated: what leaves may
-    be all that serves. A launch that a cap holds back stops nothing: what leaves makes room for it
-    in the next round. `keep` is called before, with the number of launches held back: leases that
-    leave later. What leaves and has no known instance goes first: its answer may have been lost, so
-    that another one would be one too many.
+    `instead` is called where offers have no capacity, with those: the actions of another plan from
+    where the fleet stands then, or None to leave it at that. `between` is called when nodes are
+    launched and those that leave are marked, but still run: with the number of the last plan's
+    launches that failed. While one fails nothing is terminated: what leaves may be all that serves.
+    A launch that a cap holds back stops nothing: what leaves makes room for it in the next round.
+    `keep` is called before, with the offers held back: leases that leave later. What leaves and has
+    no known instance goes first: its answer may have been lost, so that another one would be one
+    too many.
     """
-    unasked = [lease for lease in actions.terminate if lease.state is LeaseState.PLANNED]
-    store.save_all([lease.to(LeaseState.TERMINATING, NOT_IN_PLAN) for lease in unasked], now)
+    unasked = _drop_unasked(store, actions, now)
     launches = _Launches(store, fleet, now, scenario, caps or Caps())
-    launches.again(
-        lease
-        for lease in launches.leases
-        if lease.state is LeaseState.PLANNED
-        and (lease.scenario, lease.fleet) == (scenario, fleet.kind)
-    )
+    launches.again()
     launches.new(actions.launch)
-    kept = keep(len(launches.held_back))
+    while launches.lacking:
+        other = instead(frozenset(launches.lacking))
+        if other is None:
+            break
+        actions = other
+        unasked += _drop_unasked(store, actions, now)
+        launches.begin_anew()
+        launches.new(actions.launch)
+    kept = keep([offer for offer, _ in launches.held_back])
     others = [x for x in actions.terminate if x.state is not LeaseState.PLANNED]
-    leaving = () if launches.failed else [x for x in others if x.id not in kept]
+    leaving = () if launches.open else [x for x in others if x.id not in kept]
     marked = [_marked(lease, fleet, now) for lease in leaving]
     store.save_all(marked, now)
-    between(len(launches.failed))
+    between(launches.open)
     end_leases(store, fleet, [x for x in marked if x.drain_until is None], now, NOT_IN_PLAN)
     if marked or unasked:
         with contextlib.suppress(TransientError):  # the next round looks again
             settle(store, fleet, now, scenario)
-    failed, held_back = launches.failed, launches.held_back
+    held_back = [why for _, why in launches.held_back]
     return Applied(
         launched=launches.made,
-        failed=len(failed),
-        terminated=len(unasked) + len(leaving),
+        failed=len(launches.failed),
+        terminated=unasked + len(leaving),
         held_back=len(held_back),
-        why=tuple(dict.fromkeys((*failed, *held_back))),
+        refused=launches.refused,
+        why=tuple(dict.fromkeys((*launches.failed, *held_back))),
+    )
+
+
+def lease_of(offer: Offer, now: datetime, scenario: str = "", fleet: str = "") -> Lease:
+    """A new one of an offer, planned."""
+    return Lease(
+        id=new_id(),
+        domain=offer.domain,
+        instance_type=offer.instance_type,
+        node_class=offer.node_class,
+        market=offer.market,
+        price_usd_per_hour=offer.price_usd_per_hour,
+        state=LeaseState.PLANNED,
+        created_at=now,
+        zone=offer.zone,
+        scenario=scenario,
+        fleet=fleet,
+        requested_at=now,
     )
 
 
@@ -170,6 +207,13 @@ def end_all(store: LeaseStore, fleet: Fleet, leases: Sequence[Lease], now: datet
     return len(running)
 
 
+def _drop_unasked(store: LeaseStore, actions: Actions, now: datetime) -> int:
+    """Leases that leave and have no known instance; how many."""
+    unasked = [lease for lease in actions.terminate if lease.state is LeaseState.PLANNED]
+    store.save_all([lease.to(LeaseState.TERMINATING, NOT_IN_PLAN) for lease in unasked], now)
+    return len(unasked)
+
+
 def _of_fleet(store: LeaseStore, fleet: Fleet) -> list[Lease]:
     """Leases of every scenario: an instance of any of them is no orphan."""
     return [lease for lease in store.all() if lease.fleet == fleet.kind]
@@ -214,15 +258,32 @@ class _Launches:
     caps: Caps
 
     def __post_init__(self) -> None:
-        self.leases = self.store.all()
         self.made = 0  # instances, of new leases and of those asked again
-        self.failed: list[str] = []
-        self.held_back: list[str] = []
+        self.failed: list[str] = []  # of all plans of the round
+        self.refused = 0
+        self.begin_anew()
+        self.open = 0  # launches of this plan that failed
 
-    def again(self, planned: Iterable[Lease]) -> None:
+    def begin_anew(self) -> None:
+        """Of another plan, from where the fleet stands; what was not answered stays open."""
+        self.leases = self.store.all()
+        self.held_back: list[tuple[Offer, str]] = []
+        self.lacking: set[LeaseKey] = set()  # no capacity
+        self.open = len(self._planned)
+
+    @property
+    def _planned(self) -> list[Lease]:
+        """Leases whose answer is not known."""
+        mine = (self.scenario, self.fleet.kind)
+        return [
+            lease
+            for lease in self.leases
+            if lease.state is LeaseState.PLANNED and (lease.scenario, lease.fleet) == mine
+        ]
+
+    def again(self) -> None:
         """Ask for leases whose answer is not known, with their tokens."""
-        asked = [replace(lease, requested_at=self.now) for lease in planned]
-        self._ask(asked)
+        self._ask([replace(lease, requested_at=self.now) for lease in self._planned])
 
     def new(self, offers: Iterable[Offer]) -> None:
         """Nodes more, as far as the caps and the cloud let."""
@@ -230,45 +291,35 @@ class _Launches:
         for offer in offers:
             refused = self.caps.refuse(offer, self.leases, self.now)
             if refused:
-                self.held_back.append(refused)
+                self.held_back.append((offer, refused))
                 continue
-            asked.append(self._lease(offer))
+            asked.append(lease_of(offer, self.now, self.scenario, self.fleet.kind))
             self.leases.append(asked[-1])  # counts against the caps until it is known to be over
         self._ask(asked)
-
-    def _lease(self, offer: Offer) -> Lease:
-        return Lease(
-            id=new_id(),
-            domain=offer.domain,
-            instance_type=offer.instance_type,
-            node_class=offer.node_class,
-            market=offer.market,
-            price_usd_per_hour=offer.price_usd_per_hour,
-            state=LeaseState.PLANNED,
-            created_at=self.now,
-            zone=offer.zone,
-            scenario=self.scenario,
-            fleet=self.fleet.kind,
-            requested_at=self.now,
-        )
 
     def _ask(self, leases: Sequence[Lease]) -> None:
         """Written first, all of them; asked side by side where the fleet takes that."""
         self.store.save_all(leases, self.now)
 
-        def ask(lease: Lease) -> str:
+        def ask(lease: Lease) -> CoralError | None:
             return _request(self.store, self.fleet, lease, self.now)
 
-        failures = _side_by_side(self.fleet, ask, leases)
-        self.failed += filter(None, failures)
-        self.made += failures.count("")
+        for lease, error in zip(leases, _side_by_side(self.fleet, ask, leases), strict=True):
+            if error is None:
+                self.made += 1
+                continue
+            self.failed.append(str(error))
+            self.open += 1
+            self.refused += isinstance(error, FatalError)
+            if isinstance(error, NoCapacityError):
+                self.lacking.add(lease.key)
 
 
-def _request(store: LeaseStore, fleet: Fleet, lease: Lease, now: datetime) -> str:
-    """Why there is no instance, or ''. Where the cloud does not answer the lease stays planned.
+def _request(store: LeaseStore, fleet: Fleet, lease: Lease, now: datetime) -> CoralError | None:
+    """Why there is no instance, or None. Where the cloud does not answer the lease stays planned.
 
     Where a zone has no capacity the next one is asked, as another attempt: with another token,
-    written first.
+    written first. A lease that several had none for is of no zone any more.
     """
     while True:
         try:
@@ -276,19 +327,21 @@ def _request(store: LeaseStore, fleet: Fleet, lease: Lease, now: datetime) -> st
         except NoCapacityError as error:
             zone = fleet.elsewhere(lease)
             if zone is None:
-                store.save(lease.to(LeaseState.FAILED, str(error), ended_at=now), now)
-                return str(error)
+                where = None if lease.attempt else lease.zone
+                failed = lease.to(LeaseState.FAILED, str(error), ended_at=now, zone=where)
+                store.save(failed, now)
+                return error
             lease = replace(lease, zone=zone, attempt=lease.attempt + 1, reason=str(error))
             store.save(lease, now)
         except FatalError as error:
             why = f"{REFUSED}{error}"
             store.save(lease.to(LeaseState.FAILED, why, ended_at=now), now)
-            return str(error)
+            return error
         except TransientError as error:
-            return str(error)
+            return error
         else:
             launching = lease.to(
                 LeaseState.LAUNCHING, instance_id=launched.instance_id, ready_at=launched.ready_at
             )
             store.save(launching, now)
-            return ""
+            return None

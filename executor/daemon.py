@@ -160,7 +160,6 @@ class Daemon:
         addresses = self.admission.addresses
         try:
             deployment = read_deployment(self.files.deployment)
-            plans = dict(deployment.plans(self._secret, addresses))
         except DeploymentError as error:
             log.error("%s; what runs goes on", error)
             return
@@ -169,27 +168,25 @@ class Daemon:
         keys = self._keys(self._deployment)
         for lease_id in keys.keys() - deployment.lease_ids:
             self._leaving[lease_id] = (keys[lease_id], leaves)
-        self._take(deployment, plans, addresses)
+        self._take(deployment, addresses)
 
     def _plan_again(self) -> None:
         """Where other nodes are there than before."""
         addresses = self.admission.addresses
-        if addresses == self._addresses:
-            return
-        try:
-            plans = dict(self._deployment.plans(self._secret, addresses))
-        except DeploymentError as error:
-            log.error("%s; what runs goes on", error)
-            plans = self._plans
-        self._take(self._deployment, plans, addresses)
+        if addresses != self._addresses:
+            self._take(self._deployment, addresses)
 
-    def _take(
-        self,
-        deployment: Deployment,
-        plans: dict[str, ReplicaPlan],
-        addresses: Mapping[str, str],
-    ) -> None:
-        """What replicas run from now on; what they ran stays a while, unrouted."""
+    def _take(self, deployment: Deployment, addresses: Mapping[str, str]) -> None:
+        """What replicas run from now on; what they ran stays a while, unrouted.
+
+        One that cannot be run goes on with what it ran, if anything.
+        """
+        runnable, refused = deployment.plans(self._secret, addresses)
+        plans = dict(runnable)
+        for replica_id, why in refused.items():
+            log.error("replica %s: %s; what runs goes on", replica_id, why)
+            if replica_id in self._plans:
+                plans[replica_id] = self._plans[replica_id]
         leaves = self.clock() + UNROUTED_S
         for replica_id, plan in self._plans.items():
             if replica_id not in plans or plans[replica_id].digest != plan.digest:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -88,6 +88,7 @@ class ReplicaSpec(_Model):
 
     id: str
     model: str  # the name that requests give
+    engine: str = ""  # how it is started, by its name in the deployment; '': its model's
     phase: Phase
     stages: tuple[StageSpec, ...]
     domain: str = ""  # where its nodes are
@@ -163,11 +164,18 @@ class ReplicaSpec(_Model):
         return plan_stages(self.id, self.phase, placement, first, settings)
 
 
+class Plans(NamedTuple):
+    """What replicas of a deployment run, by their ids, and why others cannot."""
+
+    runnable: Mapping[str, ReplicaPlan]
+    refused: Mapping[str, str]
+
+
 class Deployment(_Model):
     """Everything that is to run."""
 
     objectives: dict[str, Objective] = Field(default_factory=dict)  # by model
-    engines: dict[str, EngineSpec] = Field(default_factory=dict)  # by model
+    engines: dict[str, EngineSpec] = Field(default_factory=dict)  # by the name that replicas give
     lease_keys: dict[str, str] = Field(default_factory=dict)  # public keys by lease id
     enrolling: tuple[str, ...] = ()  # leases whose nodes make their keys themselves
     replicas: tuple[ReplicaSpec, ...] = ()
@@ -186,29 +194,25 @@ class Deployment(_Model):
             }
         )
 
-    def plans(
-        self, secret: str, addresses: Mapping[str, str] | None = None
-    ) -> Mapping[str, ReplicaPlan]:
-        """Processes of every replica by its id, as far as its nodes' addresses are known.
+    def plans(self, secret: str, addresses: Mapping[str, str] | None = None) -> Plans:
+        """Processes of every replica, as far as its nodes' addresses are known.
 
         Keys that pipelines need are derived from the secret.
-
-        Raises DeploymentError: a replica that its engine can't run, or without one.
         """
-        found = {}
+        found, refused = {}, {}
         for replica in self.replicas:
-            if replica.model not in self.engines:
-                raise DeploymentError(
-                    f"replica {replica.id}: the deployment has no engine for {replica.model!r}"
-                )
+            name = replica.engine or replica.model
+            if name not in self.engines:
+                refused[replica.id] = f"the deployment has no engine for {name!r}"
+                continue
             placed = replica.at(addresses or {})
             if placed is None:
                 continue
             try:
-                found[replica.id] = placed.plan(self.engines[replica.model], secret)
+                found[replica.id] = placed.plan(self.engines[name], secret)
             except (StagePlanError, IndexError) as error:
-                raise DeploymentError(f"replica {replica.id} can't be run: {error}") from error
-        return found
+                refused[replica.id] = f"it can't be run: {error}"
+        return Plans(found, refused)
 
 
 def read_deployment(path: Path) -> Deployment:

@@ -168,6 +168,7 @@ def _node(group: Group, settings: EngineSettings) -> Mapping[str, object]:
         "weight": group.node.batch / group.node.data_parallel_size,
         "kv_bytes": kv or 0,
         "cores": host.cores[group.number * tp : (group.number + 1) * tp],
+        "workers_here": tp * group.node.data_parallel_size,
     }
 
 

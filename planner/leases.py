@@ -148,13 +148,19 @@ def held_nodes(leases: Sequence[Lease]) -> Counter[LeaseKey]:
 
 
 def reconcile(
-    wanted: Mapping[LeaseKey, int], offers: Mapping[LeaseKey, Offer], leases: Sequence[Lease]
+    wanted: Mapping[LeaseKey, int],
+    offers: Mapping[LeaseKey, Offer],
+    leases: Sequence[Lease],
+    ranks: Mapping[str, int] | None = None,
 ) -> Actions:
     """The difference between a plan and the leases.
 
     Of surplus nodes those go first that no replica has, then those that are farthest from serving,
-    then the youngest. Applying the actions and asking again gives no action.
+    then the youngest. `ranks`, by lease id, are of nodes whose replica ends and serves still: the
+    higher, the later the plan takes them for another replica; so they are the first surplus.
+    Applying the actions and asking again gives no action.
     """
+    late = ranks or {}
     held = held_nodes(leases)
     launch: list[Offer] = []
     for key in sorted(wanted):
@@ -167,5 +173,6 @@ def reconcile(
         mine.sort(key=lambda lease: lease.created_at, reverse=True)
         mine.sort(key=lambda lease: COMING_UP.index(lease.state))
         mine.sort(key=lambda lease: lease.replica is not None)
+        mine.sort(key=lambda lease: late.get(lease.id, 0), reverse=True)
         surplus += mine[: max(0, held[key] - wanted.get(key, 0))]
     return Actions(tuple(launch), tuple(surplus))

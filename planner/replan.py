@@ -88,8 +88,10 @@ def from_fleet(
     )
 
 
-def without_more(data: AllocationInput, scarce: Set[tuple[str, str]]) -> AllocationInput:
-    """The input with no nodes of these (domain, node class) but those that are held.
+def without_more(
+    data: AllocationInput, scarce: Set[tuple[str, str]], lacking: Set[NodeKey] = frozenset()
+) -> AllocationInput:
+    """The input with no nodes of these (domain, node class), or offers, but those that are held.
 
     What did not come is not to be planned on again.
     """
@@ -97,7 +99,7 @@ def without_more(data: AllocationInput, scarce: Set[tuple[str, str]]) -> Allocat
         data,
         offers=tuple(
             replace(offer, stock=data.held.get(node_key(offer), 0), stock_source="did not come")
-            if (offer.domain, offer.node_class) in scarce
+            if (offer.domain, offer.node_class) in scarce or node_key(offer) in lacking
             else offer
             for offer in data.offers
         ),

@@ -220,6 +220,7 @@ class FleetSpec(LocalSite):
     max_usd_per_hour: PositiveFloat | None = None  # of all nodes, those that end included
     max_nodes_per_domain: PositiveInt | None = None
     max_launches_per_minute: PositiveInt | None = None
+    plans_per_round: PositiveInt = 3  # others follow where offers turn out to have no capacity
     gang_minutes: PositiveFloat = 30.0  # for all nodes of a replica; then what came is given back
 
     @property
@@ -236,9 +237,9 @@ class FleetSpec(LocalSite):
             raise ValueError("a local fleet says its nodes and engines")
         if self.is_aws and not self.engines:
             raise ValueError("an aws fleet says its engines")
-        given = {"python", "random", "transport"}
+        given = {"python", "random"}
         if self.is_aws and any(given & one.model_fields_set for one in self.engines.values()):
-            raise ValueError("python, random and transport of an engine go with kind: local")
+            raise ValueError("python and random of an engine go with kind: local")
         if self.is_aws and self.max_usd_per_hour is None:
             raise ValueError("an aws fleet says max_usd_per_hour: what it may cost at most")
         if not self.is_local and self.nodes:
@@ -280,14 +281,11 @@ class ScenarioSpec(Strict):
     def _what_a_local_fleet_can_run(self) -> ScenarioSpec:
         if self.fleet.is_local and self.domains != (self.fleet.domain,):
             raise ValueError(f"a local fleet has one domain: domains: [{self.fleet.domain!r}]")
-        if self.fleet.is_local and self.engine is Engine.ANY:
+        if self.fleet.kind != "simulated" and self.engine is Engine.ANY:
+            kind = "an aws" if self.fleet.is_aws else "a local"
             raise ValueError(
-                "a local fleet runs stock vLLM, or vLLM with Coral's pipelines; plan with engine: "
+                f"{kind} fleet runs stock vLLM, or vLLM with Coral's pipelines; plan with engine: "
                 "vllm or coral"
-            )
-        if self.fleet.is_aws and self.engine is not Engine.VLLM:
-            raise ValueError(
-                "an aws fleet runs stock vLLM; plan with engine: vllm (coral runs on local fleets)"
             )
         return self
 

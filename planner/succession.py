@@ -1,7 +1,7 @@
 """Make before break: replicas that a plan ends serve on until those that follow them do.
 
 Pure. Only replicas stay whose nodes the plan gives up anyway: where it uses them for others, there
-is nothing to stay on. Formulation, section 11.
+is nothing to stay on, and those go first that lose least. Formulation, section 11.
 """
 
 from __future__ import annotations
@@ -11,11 +11,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
+from planner.allocation.load import share_load
+from planner.allocation.options import ServiceRules
+from planner.allocation.problem import AllocationInput
 from planner.leases import Lease, LeaseState
-from planner.replicas import Replica, assign
+from planner.replicas import Replica, ReplicaKey, assign
 from planner.types import Combination
 
 WAITS = "it leaves when its successor serves"
+NEGLIGIBLE_RPS = 1e-3
 
 
 def coming(
@@ -74,3 +78,74 @@ def staying(
         and nodes[replica.id]
         and all(x.state is LeaseState.READY and x.id in leaving for x in nodes[replica.id])
     ]
+
+
+def serving(
+    replicas: Sequence[Replica],
+    combinations: Mapping[str, Combination],
+    leases: Sequence[Lease],
+    routed: Collection[str] | None,
+) -> list[Replica]:
+    """Replicas that have all their nodes ready and answer; `routed` as for `coming`."""
+    ready = Counter(
+        (lease.replica, lease.node_class) for lease in leases if lease.state is LeaseState.READY
+    )
+    return [
+        replica
+        for replica in replicas
+        if replica.template_id in combinations
+        and (routed is None or replica.id in routed)
+        and all(
+            ready[replica.id, name] >= count for name, count in combinations[replica.template_id]
+        )
+    ]
+
+
+def going_order(
+    data: AllocationInput, serve: Sequence[Replica], ended: Sequence[Replica]
+) -> list[Replica]:
+    """Replicas that end, what loses least first.
+
+    Of those of a template and domain counts what all of them together lose, each an equal part, of
+    the weighted demand that can be served now.
+    """
+    there = {replica.id for replica in serve}
+    counts = Counter(replica.key for replica in ended if replica.id in there)
+    whole = _weighted(data, serve) if len(counts) > 1 else 0.0
+    loss: dict[ReplicaKey, float] = {}
+    for key in sorted(counts) if len(counts) > 1 else ():
+        gone = {replica.id for replica in ended if replica.key == key}
+        left = _weighted(data, [replica for replica in serve if replica.id not in gone])
+        loss[key] = (whole - left) / counts[key]
+    order = sorted(ended, key=lambda replica: (replica.started_at, replica.id), reverse=True)
+    return sorted(order, key=lambda r: (r.id in there, round(loss.get(r.key, 0.0), 6)))
+
+
+def shortfall_rps(
+    data: AllocationInput,
+    before: Sequence[Replica],
+    after: Sequence[Replica],
+    wanted: Sequence[Replica],
+) -> dict[str, float]:
+    """Requests/s of each workload that cannot be served until what comes up serves.
+
+    Of what could be served `before`, and can be again with all that is `wanted`.
+    """
+    if {replica.id for replica in before} <= {replica.id for replica in after}:
+        return {}
+    could, can, will = (_served(data, some) for some in (before, after, wanted))
+    found = {name: min(could[name], will[name]) - can[name] for name in can}
+    return {name: rps for name, rps in sorted(found.items()) if rps > NEGLIGIBLE_RPS}
+
+
+def _weighted(data: AllocationInput, replicas: Sequence[Replica]) -> float:
+    served = _served(data, replicas)
+    return sum(workload.weight * served[workload.name] for workload in data.workloads)
+
+
+def _served(data: AllocationInput, replicas: Sequence[Replica]) -> Mapping[str, float]:
+    """By workload, at most its demand; shares and promises of a plan aside."""
+    known = {template.id: index for index, template in enumerate(data.templates)}
+    counts = Counter((known[r.template_id], r.domain) for r in replicas if r.template_id in known)
+    rules = {name: ServiceRules(domains=rule.domains) for name, rule in data.rules.items()}
+    return share_load(replace(data, rules=rules), counts).served_rps

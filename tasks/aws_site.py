@@ -11,15 +11,17 @@ from urllib.parse import urlsplit
 
 from executor.aws.clients import AwsClients
 from executor.aws.fleet import AwsFleet
-from executor.aws.home import AwsFile, note_regions, read_aws_file
+from executor.aws.groups import admit_where_it_is, group_name
+from executor.aws.home import note_admitted, note_fleet, read_aws_file, with_scenario
 from executor.aws.regions import RegionSettings
-from executor.aws.user_data import NodeBoot, this_coral, user_data
+from executor.aws.user_data import PIPELINES, NodeBoot, this_coral, user_data
 from executor.control.enrolment import ticket_of
 from executor.deployment import EngineSpec
 from executor.home import HomeFiles
 from executor.local import LocalFleet
 from executor.nodes_file import read_nodes
 from planner.cloud_site import AwsSite, region_of
+from planner.engine import Engine
 from planner.errors import InputError
 from planner.leases import Lease, LeaseKey
 from planner.scenario import ScenarioSpec
@@ -50,14 +52,12 @@ def aws_fleet(
     clients = AwsClients(endpoint_url=site.endpoint_url)
     wanted = {region_of(domain, f"scenario {spec.name!r}") for domain in spec.domains}
     if draft:
-        known = read_aws_file(files.aws)
-        known = AwsFile(
-            fleet_id=known.fleet_id or DRAFT_FLEET, regions=tuple(sorted({*known.regions, *wanted}))
-        )
+        known = with_scenario(read_aws_file(files.aws), spec.name, site, wanted, DRAFT_FLEET)
         boots = None
     else:
-        boots = Boots(files, site, LocalFleet(home).require_controller())
-        known = note_regions(files, wanted, site.endpoint_url)
+        controller = LocalFleet(home).require_controller()
+        boots = Boots(files, site, controller, pipelines=spec.engine is Engine.CORAL)
+        known = note_fleet(files, spec.name, site, wanted)
     return AwsFleet(
         clients,
         known.fleet_id,
@@ -67,13 +67,39 @@ def aws_fleet(
             instance_profile=site.instance_profile,
             images=site.images,
             networks=site.networks,
-            admit=site.admit,
+            admit=known.networks,
         ),
         zones,
         user_data=boots.script if boots is not None else lambda _: "",
         nodes=lambda: read_nodes(files.nodes).nodes,
         expires_after=timedelta(hours=site.expire_hours),
     )
+
+
+def admit_networks(home: Path, fleet: AwsFleet, spec: ScenarioSpec, *, draft: bool) -> list[str]:
+    """Bring every region's security group to what the home's scenarios admit now; what, in words.
+
+    What a scenario no longer admits is revoked, also where nothing is launched. A draft says it
+    alone. Raises TransientError, FatalError.
+    """
+    files, said = HomeFiles(home), []
+    known = read_aws_file(files.aws)
+    if draft:
+        known = with_scenario(known, spec.name, spec.fleet.aws, (), fleet.fleet_id)
+    for name in known.outdated:
+        there = known.admitted.get(name, ())
+        for verb, networks in (
+            ("Authorize", set(known.networks) - {*there}),
+            ("Revoke", {*there} - {*known.networks}),
+        ):
+            said += [
+                f"ec2:{verb}SecurityGroupIngress {network} in {name}, {group_name(fleet.fleet_id)}"
+                for network in sorted(networks)
+            ]
+        if not draft:
+            admit_where_it_is(fleet.clients, name, fleet.fleet_id, known.networks)
+            note_admitted(files, name, known.networks)
+    return said
 
 
 def check_aws(home: Path, spec: ScenarioSpec) -> None:
@@ -91,8 +117,15 @@ class Boots:
     Raises UnreachableControllerError.
     """
 
-    def __init__(self, files: HomeFiles, site: AwsSite, controller: Mapping[str, object]) -> None:
-        self.files, self.site = files, site
+    def __init__(
+        self,
+        files: HomeFiles,
+        site: AwsSite,
+        controller: Mapping[str, object],
+        *,
+        pipelines: bool = False,
+    ) -> None:
+        self.files, self.site, self.pipelines = files, site, pipelines
         self.key = str(controller["public_key"])
         self.address = _reached(str(controller["address"]), site)
         self.enrol = _reached(str(controller["enrol"]), site)
@@ -110,20 +143,26 @@ class Boots:
                 coral=self.site.install or (this_coral(),),
                 engine=self.site.engine,
                 metadata=self.site.metadata,
+                pipelines=self.pipelines,
             )
         )
 
 
 def aws_engines(spec: ScenarioSpec) -> Mapping[str, EngineSpec]:
     """How the deployment starts each model on its nodes."""
-    root = spec.fleet.aws.root
+    root, coral = spec.fleet.aws.root, spec.engine is Engine.CORAL
     return {
         name: engine_spec(
             engine,
             command=(f"{root}/engine/bin/vllm",),
             model_path=_on_node(root, engine.path),
             kv_folder=f"{root}/kv",
-            environment=_with_endpoint(engine.environment, spec.fleet.aws),
+            environment={
+                **({"PYTHONPATH": f"{root}/{PIPELINES}"} if coral else {}),
+                **_with_endpoint(engine.environment, spec.fleet.aws),
+            },
+            pipeline_python=f"{root}/engine/bin/python" if coral else "",
+            transport=engine.transport,
         )
         for name, engine in sorted(spec.fleet.engines.items())
     }

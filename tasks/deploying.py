@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from executor.aws.regions import FIRST_PORT
+from executor.aws.groups import FIRST_PORT
 from executor.deployment import (
     Deployment,
     EngineSpec,
@@ -83,18 +83,28 @@ def deploy(home: Path, wanted: Wanted, ground: Ground, others: Sequence[Lease]) 
     path = HomeFiles(home).deployment
     foreign = {lease.id for lease in others}
     known = read_deployment(path) if foreign else Deployment()
-    made = replica_specs(wanted, ground.places)
+    scenario = wanted.inputs.scenario
+    # Another scenario of the home may start the same model in another way.
+    names = {model: f"{model}, {scenario.name}" for model in ground.engines}
+    made = [
+        replica.model_copy(update={"engine": names[replica.model]})
+        for replica in replica_specs(wanted, ground.places)
+    ]
     kept = [replica for replica in known.replicas if replica.lease_ids <= foreign]
+    theirs = {replica.engine or replica.model for replica in kept}
     keys = {name: key for name, key in known.lease_keys.items() if name in foreign}
     enrolling = [name for name in known.enrolling if name in foreign]
     write_deployment(
         path,
         Deployment(
-            engines={**known.engines, **ground.engines},
+            engines={
+                **{name: one for name, one in known.engines.items() if name in theirs},
+                **{names[model]: one for model, one in ground.engines.items()},
+            },
             lease_keys={**keys, **ground.keys},
             enrolling=(*enrolling, *ground.enrolling),
             replicas=(*kept, *made),
-            objectives={**known.objectives, **_objectives(wanted.inputs.scenario.workloads)},
+            objectives={**known.objectives, **_objectives(scenario.workloads)},
         ),
     )
 

@@ -64,7 +64,7 @@ def _recorded(catalog: Catalog, scenario: str) -> Mapping[str, Any]:
     columns, rows = catalog.query(
         "SELECT allocation_id, created_at, scenario, cost_usd_per_hour, served_share, gap, proven "
         "FROM allocation WHERE scenario = ? AND planner = 'coral' "
-        "ORDER BY created_at DESC LIMIT 1",
+        "ORDER BY rowid DESC LIMIT 1",
         [scenario],
     )
     if not rows:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from executor.apply import end_all, end_leases, settle
-from executor.aws.home import fleet_of_home
+from executor.aws.home import fleet_of_home, forget_scenarios
 from executor.deployment import withdraw
 from executor.fleet import Fleet, TransientError
 from executor.home import HomeFiles
@@ -174,6 +174,8 @@ def end_fleet(home: str | None, scenario: str | None = None, patience_s: float =
             with contextlib.suppress(TransientError):  # it is asked again while waiting
                 end_all(store, fleet, [x for x in mine if x.fleet == fleet.kind], now)
         _wait_ended(store, fleets, {lease.id for lease in mine}, patience_s)
+        if scenario is None:
+            forget_scenarios(HomeFiles(catalog.home))
     return len(mine)
 
 

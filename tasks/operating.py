@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -27,21 +26,24 @@ from executor.simulated import FILE as SIMULATED
 from executor.simulated import SimulatedFleet
 from planner.allocation.problem import AllocationInput, NodeKey, node_key
 from planner.catch_up import NOTICED
-from planner.errors import InputError, SolverStoppedError
-from planner.leases import NEXT, Lease, LeaseKey, LeaseState, LeaseStore, held_nodes, reconcile
-from planner.replan import from_fleet, replan, without_more
+from planner.errors import InputError
+from planner.leases import (
+    NEXT,
+    Lease,
+    LeaseKey,
+    LeaseState,
+    LeaseStore,
+    held_nodes,
+)
 from planner.replicas import (
     Replica,
     ReplicaChanges,
-    ReplicaKey,
-    follow,
     scattered,
-    standing,
 )
 from planner.scenario import ScenarioSpec
-from planner.types import Market, Template
-from tasks.allocation import allocation_input, conclude, fingerprint, read_library
-from tasks.aws_site import aws_fleet
+from planner.types import Template
+from tasks.allocation import allocation_input, read_library
+from tasks.aws_site import admit_networks, aws_fleet
 from tasks.coral_task import coral_task
 from tasks.deploying import Wanted, aws_ground, deploy, local_ground
 from tasks.inputs import Inputs
@@ -50,7 +52,7 @@ from tasks.market.launches import remember_launches
 from tasks.observed import InboxRead
 from tasks.report import Decision
 from tasks.start_ups import keep_start_ups
-from tasks.transition import Transition
+from tasks.turn import Turn
 
 LOCK_PATIENCE_S = 5.0
 
@@ -76,6 +78,7 @@ class Round:
     nodes: int
     calls: tuple[str, ...] | None = None  # of a draft: what the fleet would be asked
     waiting: int = 0  # replicas that leave once those that follow them serve
+    short_rps: Mapping[str, float] = field(default_factory=dict)  # by workload, while it moves
     demand: InboxRead = field(default_factory=InboxRead)
 
 
@@ -122,14 +125,19 @@ def operate_once(
     With the same input as last time nothing is solved: nothing moves, or what is missing of the
     plan is launched again. A running plan gives way only where the new one serves more, or saves
     at least `operate.least_saving_share` after start-ups, drains and restarts are paid. Where no
-    plan is found before the deadline the last one stays. A draft plans, and says what the fleet
-    would be asked; it asks nothing and writes no lease.
+    plan is found before the deadline the last one stays. Where offers have no capacity it is
+    planned again without them, in the same round. A draft plans, and says what the fleet would be
+    asked; it asks nothing and writes no lease.
     Raises FleetBusyError: another round, or `coral down`, is at work on this home.
-    SolverStoppedError: no plan before the deadline, and none from before.
+    SolverStoppedError: no plan before the deadline, and none from before. UnmakeablePlanError: the
+    last plan is to stay, and has nodes that are not to be had.
     """
     with fleet_lock(catalog):
         store: SqliteLeaseStore | DraftStore = lease_store(catalog)
         fleet: Fleet = fleet_of(catalog.home, spec, inputs.scenario.zones, draft=draft)
+        asked: list[str] = []
+        if isinstance(fleet, AwsFleet):
+            asked = admit_networks(catalog.home, fleet, spec, draft=draft)
         if draft:
             store, fleet = DraftStore(lease_store(catalog)), DraftFleet(fleet)
         name = inputs.scenario.name
@@ -144,46 +152,32 @@ def operate_once(
         late = scattered(store.replicas(name), combinations, leases, since)
         scarce = {(replica.domain, lacks) for replica in late for lacks in late[replica]}
         leases = _give_back(store, list(late), leases, now)
-        hinted = _hinted(noticed, leases)
-        settled = [lease for lease in leases if lease.id not in hinted]
-        allowed = [lease for lease in settled if _is_allowed(lease, spec)]
-        running = store.replicas(name)
-        data = from_fleet(market, allowed, standing(running, combinations, allowed))
-        if scarce:
-            data = without_more(data, scarce)
-        mark = fingerprint(market)
-        last = _last_plan(catalog, name)
-        if last is not None and last.fingerprint == mark and not scarce:
-            choice = _same(last, held_nodes(settled))
-        else:
-            choice = _choose(catalog, spec, inputs, data, mark, last, now, applied=not draft)
-        changes = _followed(running, choice.replicas, name, now, leases, hinted)
-        gone = {replica.id for replica in changes.ended}
-        freed = [
-            replace(lease, replica=None) if lease.replica in gone else lease for lease in settled
-        ]
-        offers = {node_key(offer): offer for offer in data.offers}
-        models = {w.name: w.model.name for w in inputs.scenario.workloads}
-        wanted = {key: count for key, count in choice.nodes.items() if key in offers}
-        actions = reconcile(wanted, offers, freed).and_end(
-            [lease for lease in leases if lease.id in hinted]
-        )
-        move = Transition(
-            store, fleet, name, now, changes, actions, combinations, hinted,
-            {t.id: models[t.workload] for t in market.templates if t.workload in models},
-            lambda replicas: _deploy(catalog, fleet, spec, inputs, market.templates, replicas),
-            _routed(catalog.home) if isinstance(fleet, LocalFleet | AwsFleet) else None, since,
+        turn = Turn(
+            catalog, spec, inputs, store, now, market,
+            running=store.replicas(name),
+            hinted=_hinted(noticed, leases),
+            scarce=scarce,
+            since=since,
+            last=_last_plan(catalog, name),
+            routed=_routed(catalog.home) if isinstance(fleet, LocalFleet | AwsFleet) else None,
+            caps=caps_of(spec),
+            deploy=lambda replicas: _deploy(
+                catalog, fleet, spec, inputs, market.templates, replicas
+            ),
+            draft=draft,
         )  # fmt: skip
         applied = apply_actions(
-            store, fleet, actions, now, name, move.between, caps_of(spec), move.keep
-        )
+            store, fleet, turn.plan(), now, name, turn.between, caps_of(spec), turn.keep,
+            turn.instead,
+        )  # fmt: skip
         if not draft:
             remember_launches(catalog)
-        cost = _cost(data, held_nodes(_leases_of(store.all(), name)))
-        calls = tuple(fleet.asked) if isinstance(fleet, DraftFleet) else None
+        cost = _cost(turn.data, held_nodes(_leases_of(store.all(), name)))
+        calls = (*asked, *fleet.asked) if isinstance(fleet, DraftFleet) else None
+        choice, move = turn.choice, turn.move
         return Round(
             choice.decision, applied, choice.why, choice.stopped, move.made, *cost, calls,
-            move.waiting,
+            move.waiting, short_rps=move.short_rps,
         )  # fmt: skip
 
 
@@ -210,22 +204,6 @@ def _hinted(noticed: Mapping[str, NodeNotice], leases: Sequence[Lease]) -> froze
     held = [lease for lease in leases if lease.state.is_held]
     shaken = {lease.replica for lease in held if lease.id in hints} - {None}
     return frozenset(x.id for x in held if x.id in hints or x.replica in shaken)
-
-
-def _followed(
-    running: Sequence[Replica],
-    wanted: Mapping[ReplicaKey, int],
-    name: str,
-    now: datetime,
-    leases: Sequence[Lease],
-    hinted: Collection[str],
-) -> ReplicaChanges:
-    """As `follow`, with others in place of those whose nodes may be taken."""
-    shaken = {lease.replica for lease in leases if lease.id in hinted}
-    steady = [replica for replica in running if replica.id not in shaken]
-    found = follow(steady, wanted, name, now, lambda: uuid.uuid4().hex)
-    ended = [replace(r, ended_at=now) for r in running if r.id in shaken]
-    return replace(found, ended=(*found.ended, *ended))
 
 
 def _routed(home: Path) -> Collection[str]:
@@ -269,53 +247,9 @@ def _give_back(
     return kept
 
 
-@dataclass(frozen=True)
-class _Choice:
-    """The plan that a round follows."""
-
-    decision: Decision | None
-    nodes: Mapping[NodeKey, int]
-    replicas: Mapping[ReplicaKey, int]
-    why: str
-    stopped: bool = False
-
-
 def _last_plan(catalog: Catalog, name: str) -> reads.StoredPlan | None:
     with catalog.read() as connection:
         return reads.read_latest_plan(connection, name)
-
-
-def _same(last: reads.StoredPlan, held: Mapping[NodeKey, int]) -> _Choice:
-    """The last plan, where nothing changed."""
-    back = "nothing changed but the fleet, which goes back to its plan"
-    why = "nothing changed" if last.nodes == held else back
-    return _Choice(None, last.nodes, last.replicas, why)
-
-
-def _choose(
-    catalog: Catalog,
-    spec: ScenarioSpec,
-    inputs: Inputs,
-    data: AllocationInput,
-    mark: str,
-    last: reads.StoredPlan | None,
-    now: datetime,
-    *,
-    applied: bool,
-) -> _Choice:
-    """A new plan; the last one where none is found in time."""
-    nodes: Mapping[NodeKey, int] = last.nodes if last is not None else data.held
-    replicas: Mapping[ReplicaKey, int] = last.replicas if last is not None else {}
-    try:
-        found = replan(data, replicas, nodes, spec.operate.least_saving_share)
-    except SolverStoppedError as error:
-        if last is None:
-            raise
-        return _Choice(None, nodes, replicas, f"{error}; the last plan stays", stopped=True)
-    decision = conclude(
-        catalog, inputs, data, found.plan, found.homo_joint, mark=mark, applied=applied, at=now
-    )
-    return _Choice(decision, found.plan.node_counts, found.plan.replica_counts, found.why)
 
 
 @contextmanager
@@ -336,15 +270,6 @@ def fleet_lock(catalog: Catalog) -> Iterator[None]:
 
 
 operate_task = coral_task("operate-once", operate_once)
-
-
-def _is_allowed(lease: Lease, spec: ScenarioSpec) -> bool:
-    """Whether the scenario still has room for a node that runs, whatever the market offers."""
-    return (
-        lease.domain in spec.domains
-        and lease.node_class in spec.node_classes
-        and (lease.market in spec.markets or lease.market is Market.OWNED)
-    )
 
 
 def _deploy(

@@ -6,13 +6,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from executor.apply import Caps
 from executor.draft import DraftStore
-from executor.fleet import Fleet
 from executor.lease_store import SqliteLeaseStore
-from planner.leases import Actions, Lease
+from planner.allocation.problem import AllocationInput
+from planner.leases import Actions, Lease, LeaseState
 from planner.replicas import Replica, ReplicaChanges, assign
-from planner.succession import WAITS, coming, staying
-from planner.types import Combination
+from planner.succession import WAITS, coming, serving, shortfall_rps, staying
+from planner.types import Combination, Offer
+
+ENDING = {LeaseState.DRAINING, LeaseState.TERMINATING}
 
 
 @dataclass
@@ -20,10 +23,10 @@ class Transition:
     """What `apply_actions` asks while nodes are launched and before others leave."""
 
     store: SqliteLeaseStore | DraftStore
-    fleet: Fleet
     scenario: str
     now: datetime
-    changes: ReplicaChanges
+    data: AllocationInput
+    changes: ReplicaChanges  # those that end in the order of `going_order`
     actions: Actions
     combinations: Mapping[str, Combination]  # by template id
     hinted: Collection[str]  # leases that their cloud may take soon
@@ -31,29 +34,32 @@ class Transition:
     deploy: Callable[[Sequence[Replica]], None]
     routed: Collection[str] | None  # replicas that answer; None: none do in this kind of fleet
     late: datetime  # since before then nothing is waited for
+    caps: Caps
 
     def __post_init__(self) -> None:
         self.made = self.changes
         self.waiting = 0
+        self.short_rps: Mapping[str, float] = {}  # by workload, until what comes up serves
+        self._serving = serving(self._all, self.combinations, self._leases(), self.routed)
 
-    def keep(self, held_back: int) -> frozenset[str]:
+    def keep(self, held_back: Sequence[Offer]) -> frozenset[str]:
         """Leases that stay until the replicas that follow theirs serve.
 
-        Where a cap holds launches back, what leaves makes room; only nodes that may be taken, but
-        are not yet, stay even then.
+        Where a cap holds launches back as many leave as make room for them, what loses least first;
+        nodes that may be taken, but are not yet, stay even then.
         """
         leaving = {lease.id for lease in self.actions.terminate}
         leases = self._leases()
         others = [lease for lease in leases if lease.id not in leaving]
-        wanted = (*self.changes.kept, *self.changes.started)
         models = {
             self.model_of.get(replica.template_id, "")
-            for replica in coming(wanted, self.combinations, others, self.routed, self.late)
+            for replica in coming(self._wanted, self.combinations, others, self.routed, self.late)
         }
         stay = staying(self.changes.ended, models, self.model_of, leases, leaving)
-        if held_back:
-            shaken = {lease.replica for lease in leases if lease.id in self.hinted}
-            stay = [replica for replica in stay if replica.id in shaken]
+        shaken = {lease.replica for lease in leases if lease.id in self.hinted}
+        movable = [replica for replica in stay if replica.id not in shaken]
+        gone = {replica.id for replica in self._making_room(held_back, movable, shaken)}
+        stay = [replica for replica in stay if replica.id not in gone]
         names = {replica.id for replica in stay}
         self.waiting = len(stay)
         self.made = ReplicaChanges(
@@ -84,7 +90,34 @@ class Transition:
             if replica.template_id in self.combinations
         ]
         self.store.save_all(assign(present, self.combinations, self._leases()), self.now)
+        here = {replica.id for replica in self.made.kept}
+        left = [replica for replica in self._serving if replica.id in here]
+        self.short_rps = shortfall_rps(self.data, self._serving, left, self._wanted)
         self.deploy(present)
+
+    @property
+    def _wanted(self) -> Sequence[Replica]:
+        return (*self.changes.kept, *self.changes.started)
+
+    @property
+    def _all(self) -> Sequence[Replica]:
+        """That there were before the round."""
+        return (*self.changes.kept, *self.changes.ended)
+
+    def _making_room(
+        self, offers: Sequence[Offer], movable: Sequence[Replica], fixed: Collection[str | None]
+    ) -> Sequence[Replica]:
+        """The first of these replicas, as many as must go so that as many offers fit as can."""
+        ending = {lease.id for lease in self.actions.terminate}
+        billing = [x for x in self.store.all() if not (x.state.is_over or x.state in ENDING)]
+
+        def fitting(count: int) -> int:
+            stay = {*fixed, *(replica.id for replica in movable[count:])}
+            left = [x for x in billing if x.id not in ending or x.replica in stay]
+            return len(self.caps.fit(offers, left, self.now))
+
+        most = fitting(len(movable))
+        return movable[: next(n for n in range(len(movable) + 1) if fitting(n) == most)]
 
     def _leases(self) -> list[Lease]:
         return [lease for lease in self.store.all() if lease.scenario == self.scenario]

@@ -43,7 +43,7 @@ class Queries:
         return self._catalog.frame(
             "SELECT text, used, amount, unit, worth, worth_unit FROM allocation_binding "
             "WHERE allocation_id = (SELECT allocation_id FROM allocation WHERE planner = 'coral' "
-            "AND scenario = ? ORDER BY created_at DESC LIMIT 1) ORDER BY worth DESC",
+            "AND scenario = ? ORDER BY rowid DESC LIMIT 1) ORDER BY worth DESC",
             [scenario],
         )
 
@@ -52,7 +52,7 @@ class Queries:
         return self._catalog.frame(
             "SELECT workload, demand_rps, served_rps, cost_usd_per_hour FROM allocation_service "
             "WHERE allocation_id = (SELECT allocation_id FROM allocation WHERE planner = 'coral' "
-            "AND scenario = ? ORDER BY created_at DESC LIMIT 1) ORDER BY workload",
+            "AND scenario = ? ORDER BY rowid DESC LIMIT 1) ORDER BY workload",
             [scenario],
         )
 
@@ -62,7 +62,7 @@ class Queries:
             "SELECT i.domain, t.phase, i.workload, t.placement, i.replicas, i.load_rps "
             "FROM allocation_item i JOIN template t USING (template_id) "
             "WHERE allocation_id = (SELECT allocation_id FROM allocation WHERE planner = 'coral' "
-            "AND scenario = ? ORDER BY created_at DESC LIMIT 1) ORDER BY ALL",
+            "AND scenario = ? ORDER BY rowid DESC LIMIT 1) ORDER BY ALL",
             [scenario],
         )
 

@@ -8,15 +8,19 @@ request whose zone has no capacity.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from threading import Lock
 from typing import Any
 
 from executor.aws import LEASE_TAG
 from executor.aws.clients import AwsClients
+from executor.aws.groups import group_name
 from executor.aws.launch_errors import raised_by
 from executor.aws.regions import Region, RegionSettings
 from executor.control.controller import DRAIN_S
@@ -37,6 +41,7 @@ STATES = {
     "terminated": InstanceState.GONE,
 }
 LISTERS = 8  # regions at a time
+LISTED_S = 5.0  # that a list counts for; who is told to end and is not in it is listed later
 NOTICE_S = 5.0  # until routing has stopped and the agents are told
 
 
@@ -57,21 +62,28 @@ class AwsFleet:
     drain_s: float = DRAIN_S + NOTICE_S  # EC2 ends an instance without asking it
 
     def __post_init__(self) -> None:
-        self.launcher = AwsClients(attempts=1, endpoint_url=self.clients.endpoint_url)
         self._preparing, self._listing = Lock(), Lock()
         self._regions: dict[str, Region] = {}
         self._unfit: dict[str, FatalError] = {}  # regions that cannot be prepared
-        self._where: dict[str, str] = {}  # regions of instances, as listed last
+        self._where: dict[str, str] = {}  # regions of instances that were launched or listed
+        self._listed_at = -math.inf
+
+    @cached_property
+    def launcher(self) -> AwsClients:
+        """Sends once."""
+        return AwsClients(attempts=1, endpoint_url=self.clients.endpoint_url)
 
     def launch(self, lease: Lease, now: datetime) -> Launched:
         """Run the lease's instance; its token again gives the same one.
 
         Raises NoCapacityError, TransientError, FatalError.
         """
-        name = region_of(lease.domain)
+        name = self._region(lease)
         with raised_by("ec2:RunInstances", name):
             answer = self.launcher.get("ec2", name).run_instances(**self._request(lease))
-            return Launched(str(answer["Instances"][0]["InstanceId"]))
+            instance_id = str(answer["Instances"][0]["InstanceId"])
+        self._where[instance_id] = name
+        return Launched(instance_id)
 
     def terminate(self, instance_id: str) -> None:
         """Tell EC2 to end it, in whichever region it is; one that is gone is quiet.
@@ -91,7 +103,8 @@ class AwsFleet:
         """
         with ThreadPoolExecutor(LISTERS) as pool:
             found = [one for rows in pool.map(self._listed, self.regions) for one in rows]
-        self._where = {one.id: name for name, one in found}
+        self._where.update({one.id: name for name, one in found})
+        self._listed_at = time.monotonic()
         return [one for _, one in found]
 
     def elsewhere(self, lease: Lease) -> str | None:
@@ -109,11 +122,11 @@ class AwsFleet:
 
     def calls(self, lease: Lease) -> list[str]:
         """What a launch of the lease would ask of EC2, in words; nothing is asked."""
-        name = region_of(lease.domain)
+        name = self._region(lease)
         zone = f" in zone {lease.zone}" if lease.zone else ""
         market = "spot" if lease.market is Market.SPOT else "on demand"
         once = [
-            f"ec2:CreateSecurityGroup coral-{self.fleet_id} in {name}, {ONCE}",
+            f"ec2:CreateSecurityGroup {group_name(self.fleet_id)} in {name}, {ONCE}",
             f"ec2:CreateLaunchTemplate coral-{self.fleet_id}-* in {name}, {ONCE}",
         ]
         return [
@@ -135,15 +148,26 @@ class AwsFleet:
         return found
 
     def _region_of_instance(self, instance_id: str) -> str | None:
+        """None: no region listed it just now, so that it is gone, or is listed later."""
         with self._listing:
-            if instance_id not in self._where:
+            stale = time.monotonic() - self._listed_at > LISTED_S
+            if instance_id not in self._where and stale:
                 self.instances(datetime.now(UTC))
             return self._where.get(instance_id)
 
+    def _region(self, lease: Lease) -> str:
+        """Raises FatalError: the fleet has none of its domain."""
+        name = region_in(lease.domain)
+        if name is None or name not in self.regions:
+            raise FatalError(
+                f"the fleet has no region of domain {lease.domain}; add it to the scenario's "
+                "domains, or end what is there with `coral down`"
+            )
+        return name
+
     def _request(self, lease: Lease) -> dict[str, Any]:
         """The same for the same attempt of a lease, always: else its token would be refused."""
-        name = region_of(lease.domain)
-        region = self._prepared(name)
+        region = self._prepared(self._region(lease))
         tags = [
             {"Key": FLEET_TAG, "Value": self.fleet_id},
             {"Key": LEASE_TAG, "Value": lease.id},
@@ -172,11 +196,6 @@ class AwsFleet:
         return request
 
     def _prepared(self, name: str) -> Region:
-        if name not in self.regions:
-            raise FatalError(
-                f"the fleet has no region {name}; add aws:{name} to the scenario's domains, or end "
-                "what is there with `coral down`"
-            )
         with self._preparing:
             if name in self._unfit:  # many launches ask once
                 raise FatalError(str(self._unfit[name]))
@@ -188,14 +207,6 @@ class AwsFleet:
                     raise
                 self._regions[name] = made
             return self._regions[name]
-
-
-def region_of(domain: str) -> str:
-    """'aws:us-east-1' -> 'us-east-1'. Raises FatalError: a domain of another cloud."""
-    region = region_in(domain)
-    if region is None:
-        raise FatalError(f"domain {domain} is not of AWS, and the scenario's fleet is")
-    return region
 
 
 def _instance(found: Mapping[str, Any], nodes: Mapping[str, Node]) -> Instance:

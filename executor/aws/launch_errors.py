@@ -21,6 +21,13 @@ TRANSIENT = frozenset({
     "ServiceUnavailable", "InternalFailure", "RequestTimeout", "EC2ThrottledException",
     "InvalidInstanceID.NotFound",  # of an instance that is not listed yet
 })  # fmt: skip
+IMAGE = "correct fleet.aws.images, or leave it out for AWS's own"
+QUOTA = "ask for more in Service Quotas (EC2), or plan with allocation.quotas"
+WAYS_OUT = {
+    "InvalidAMIID.NotFound": IMAGE, "InvalidAMIID.Malformed": IMAGE,
+    "InvalidAMIID.Unavailable": IMAGE,
+    "VcpuLimitExceeded": QUOTA, "MaxSpotInstanceCountExceeded": QUOTA,
+}  # fmt: skip
 
 
 @contextmanager
@@ -43,10 +50,15 @@ def raised_by(action: str, region: str, quiet: Sequence[str] = ()) -> Iterator[N
         known = explain(error, action, region, datetime.now(UTC))
         if isinstance(known, ThrottledError | UnreachableError):
             raise TransientError(str(known)) from error
-        raise FatalError(str(known)) from error
+        raise FatalError(f"{known}{_way_out(code)}") from error
 
 
 def message_of(error: Exception) -> str:
     """Code and sentence."""
     response = getattr(error, "response", None) or {}
-    return f"{code_of(error)}: {response.get('Error', {}).get('Message', error)}"
+    code = code_of(error)
+    return f"{code}: {response.get('Error', {}).get('Message', error)}{_way_out(code)}"
+
+
+def _way_out(code: str) -> str:
+    return f"; {WAYS_OUT[code]}" if code in WAYS_OUT else ""

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from executor.aws.clients import AwsClients
 from executor.aws.errors import code_of
+from executor.aws.groups import admit, ensure_group, group_name
 from executor.aws.launch_errors import raised_by
 from executor.fleet import FatalError, NoCapacityError
 
 IMAGE_PARAMETER = (
     "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
 )
-FIRST_PORT, LAST_PORT = 20000, 20099  # of a node's engines: it has the machine to itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,8 @@ class Region:
         with raised_by("ec2:DescribeAvailabilityZones", name):
             zones = ec2.describe_availability_zones()["AvailabilityZones"]
         network = networks[0]["VpcId"]
-        group = _security_group(ec2, name, network, f"coral-{fleet_id}", settings.admit)
+        group = ensure_group(ec2, name, network, group_name(fleet_id))
+        admit(ec2, name, group, settings.admit)
         image = settings.image_of(name) or _latest_image(clients, name)
         template = _launch_template(ec2, name, fleet_id, image, group, settings)
         return cls(name, template, {zone["ZoneId"]: zone["ZoneName"] for zone in zones}, subnets)
@@ -112,35 +113,6 @@ def _subnets(ec2: Any, name: str, network: str) -> dict[str, str]:
         raise FatalError(f"network {network} in {name} has no subnet; make one per zone")
     found.sort(key=lambda one: (one["AvailableIpAddressCount"], one["SubnetId"]))
     return {one["AvailabilityZoneId"]: str(one["SubnetId"]) for one in found}
-
-
-def _security_group(ec2: Any, name: str, vpc: str, group: str, admit: Sequence[str]) -> str:
-    """One that admits its own members, and those networks to its engines; nobody else."""
-    with raised_by("ec2:DescribeSecurityGroups", name):
-        wanted = [{"Name": "group-name", "Values": [group]}, {"Name": "vpc-id", "Values": [vpc]}]
-        found = ec2.describe_security_groups(Filters=wanted)["SecurityGroups"]
-    if found:
-        group_id = str(found[0]["GroupId"])
-    else:
-        with raised_by("ec2:CreateSecurityGroup", name):
-            made = ec2.create_security_group(
-                GroupName=group, VpcId=vpc, Description="Nodes of one Coral fleet, among themselves"
-            )
-            group_id = str(made["GroupId"])
-    rules: list[dict[str, Any]] = [
-        {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group_id}]},
-        *(
-            {"IpProtocol": "tcp", "FromPort": FIRST_PORT, "ToPort": LAST_PORT,
-             "IpRanges": [{"CidrIp": network}]}
-            for network in admit
-        ),
-    ]  # fmt: skip
-    for rule in rules:
-        with raised_by(
-            "ec2:AuthorizeSecurityGroupIngress", name, quiet=("InvalidPermission.Duplicate",)
-        ):
-            ec2.authorize_security_group_ingress(GroupId=group_id, IpPermissions=[rule])
-    return group_id
 
 
 def _launch_template(

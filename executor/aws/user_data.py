@@ -10,6 +10,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 
 from executor.control.notices import EC2_METADATA
@@ -44,10 +45,15 @@ environment agent coral {needs}
 [ -x "$root/agent/bin/coral" ] ||
     "$root/agent/bin/python" -m pip install --quiet --retries 10 --no-deps {coral}
 environment engine vllm {engine}
-installed=$(date +%s)
+{pipelines}installed=$(date +%s)
 
 "$root/agent/bin/coral" agent {options} --began "$began" --installed "$installed"
 """
+PIPELINES = "pipelines"  # under the root: what the engine's PYTHONPATH has
+LINK = """# Coral's pipelines for vLLM come with the agent's Coral, in its version.
+[ -e "$root/{name}" ] || ln -s "$("$root/agent/bin/python" -I -c \\
+    'from executor.vllm.environment import PIPELINES; print(PIPELINES)')" "$root/{name}"
+""".replace("{name}", PIPELINES)
 
 
 class UserDataError(InputError):
@@ -67,6 +73,7 @@ class NodeBoot:
     coral: Sequence[str]  # what pip installs, without what it needs
     engine: Sequence[str]
     metadata: str = EC2_METADATA
+    pipelines: bool = False  # whether its engines run Coral's
 
 
 def user_data(boot: NodeBoot) -> str:
@@ -84,6 +91,7 @@ def user_data(boot: NodeBoot) -> str:
     text = SCRIPT.format(
         root=shlex.quote(boot.root), needs=shlex.join(agent_needs()), coral=shlex.join(boot.coral),
         engine=shlex.join(boot.engine), options=shlex.join(words),
+        pipelines=LINK if boot.pipelines else "",
     )  # fmt: skip
     if len(text.encode()) > LARGEST_BYTES:
         raise UserDataError(
@@ -93,11 +101,13 @@ def user_data(boot: NodeBoot) -> str:
     return text
 
 
+@cache
 def agent_needs() -> tuple[str, ...]:
     """What the agent runs with, in the versions that this process has."""
     return tuple(f"{name}=={metadata.version(name)}" for name in NEEDS)
 
 
+@cache
 def this_coral() -> str:
     """As pip names it."""
     return f"{DISTRIBUTION}=={metadata.version(DISTRIBUTION)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -15,7 +14,8 @@ from bench.chaos import MemoryStore
 from bench.chaos_aws import run_aws_schedule
 from executor.apply import REFUSED, apply_actions, end_all, settle
 from executor.aws.clients import AwsClients
-from executor.aws.fleet import FLEET_TAG, LEASE_TAG, AwsFleet, region_of
+from executor.aws.fleet import FLEET_TAG, LEASE_TAG, AwsFleet
+from executor.aws.groups import admit_where_it_is
 from executor.aws.launch_errors import NO_CAPACITY, TRANSIENT
 from executor.aws.regions import RegionSettings
 from executor.fleet import FatalError, NoCapacityError, TransientError
@@ -125,6 +125,49 @@ def test_a_region_is_prepared_once_and_admits_the_fleet_alone(
     assert (volume["Ebs"]["VolumeSize"], volume["Ebs"]["DeleteOnTermination"]) == (30, True)
 
 
+def rules(name: str) -> set[str]:
+    """Networks that reach the engines of a security group in the east."""
+    ec2 = boto3.client("ec2", region_name=EAST)
+    (group,) = ec2.describe_security_groups(Filters=[{"Name": "group-name", "Values": [name]}])[
+        "SecurityGroups"
+    ]
+    return {one["CidrIp"] for rule in group["IpPermissions"] for one in rule["IpRanges"]}
+
+
+def test_networks_that_are_admitted_no_more_are_revoked_unless_others_made_the_rule(
+    server: AwsServer, fleet: AwsFleet
+) -> None:
+    name, both = f"coral-{fleet.fleet_id}", ("10.1.0.0/16", "10.2.0.0/16")
+    admitting = replace(fleet, settings=replace(fleet.settings, admit=both))
+    admitting.launch(lease("a"), NOW)
+    assert rules(name) == set(both)
+    ec2 = boto3.client("ec2", region_name=EAST)
+    (group,) = ec2.describe_security_groups(Filters=[{"Name": "group-name", "Values": [name]}])[
+        "SecurityGroups"
+    ]
+    for first, last, network in ((20000, 20099, "10.3.0.0/16"), (22, 22, "10.1.0.0/16")):
+        ec2.authorize_security_group_ingress(
+            GroupId=group["GroupId"], IpProtocol="tcp", FromPort=first, ToPort=last, CidrIp=network
+        )  # by hand
+    admit_where_it_is(fleet.clients, EAST, fleet.fleet_id, both[1:])
+    assert rules(name) == {"10.2.0.0/16", "10.3.0.0/16", "10.1.0.0/16"}  # the last for port 22
+    assert server.actions()["ec2:RevokeSecurityGroupIngress"] == 1
+    admit_where_it_is(fleet.clients, WEST, fleet.fleet_id, both)  # no group there yet
+    admit_where_it_is(fleet.clients, EAST, fleet.fleet_id, both[1:])
+    assert server.actions()["ec2:RevokeSecurityGroupIngress"] == 1
+
+
+def test_instances_that_no_region_lists_cost_one_look(server: AwsServer, fleet: AwsFleet) -> None:
+    made = fleet.launch(lease("a"), NOW)
+    before = server.actions()["ec2:DescribeInstances"]
+    for number in range(20):
+        fleet.terminate(f"i-{number:017x}")
+    assert server.actions()["ec2:DescribeInstances"] == before + len(fleet.regions)
+    fleet.terminate(made.instance_id)  # where it is was said at its launch
+    assert server.actions()["ec2:DescribeInstances"] == before + len(fleet.regions)
+    assert alive(fleet) == []
+
+
 def test_without_capacity_the_next_zone_is_asked_with_another_token(
     server: AwsServer, fleet: AwsFleet
 ) -> None:
@@ -143,7 +186,8 @@ def test_without_capacity_the_next_zone_is_asked_with_another_token(
     more = apply_actions(store, fleet, reconcile({SPOT: 2}, offers, store.all()), NOW)
     assert more.failed == 1
     assert "InsufficientInstanceCapacity" in more.why[0]
-    assert Counter(x.state for x in store.all())[LeaseState.FAILED] == 1
+    (failed,) = [x for x in store.all() if x.state is LeaseState.FAILED]
+    assert failed.zone is None  # none of its zones had any
     sent = server.actions()["ec2:RunInstances"]
     assert sent == 4  # each zone once: the client does not repeat what has no capacity
 
@@ -168,7 +212,7 @@ def test_codes_that_are_asked_again(server: AwsServer, fleet: AwsFleet, code: st
     ("code", "message"),
     [
         ("UnauthorizedOperation", "ec2:RunInstances"),
-        ("InvalidAMIID.NotFound", "InvalidAMIID.NotFound"),
+        ("InvalidAMIID.NotFound", "; correct fleet.aws.images"),
         ("ExpiredToken", "have expired"),
     ],
 )
@@ -178,7 +222,7 @@ def test_what_will_never_work_is_refused_at_once(
     store, offers = MemoryStore(), {SPOT: offer(SPOT)}
     server.fail("RunInstances", code)
     found = apply_actions(store, fleet, reconcile({SPOT: 1}, offers, []), NOW)
-    assert found.failed == 1
+    assert (found.failed, found.refused) == (1, 1)
     (one,) = store.all()
     assert one.state is LeaseState.FAILED
     assert one.reason.startswith(REFUSED) and message in one.reason
@@ -186,12 +230,11 @@ def test_what_will_never_work_is_refused_at_once(
 
 
 def test_places_that_the_fleet_does_not_have_are_named(fleet: AwsFleet) -> None:
-    with pytest.raises(FatalError, match="has no region eu-west-1; add aws:eu-west-1 to"):
-        fleet.launch(lease(key=("aws:eu-west-1", TYPE, Market.SPOT), zone=None), NOW)
+    for domain in ("aws:eu-west-1", "gcp:us-central1"):
+        with pytest.raises(FatalError, match=f"no region of domain {domain}; add it to"):
+            fleet.launch(lease(key=(domain, TYPE, Market.SPOT), zone=None), NOW)
     with pytest.raises(FatalError, match="no zone use1-az99 for this account, but use1-az"):
         fleet.launch(lease(zone="use1-az99"), NOW)
-    with pytest.raises(FatalError, match="domain gcp:us-central1 is not of AWS"):
-        region_of("gcp:us-central1")
 
 
 def test_a_region_that_does_not_answer_leaves_leases_as_they_are(

@@ -216,18 +216,19 @@ def test_a_newcomer_waits_for_the_node_and_its_ports(daemon: Daemon, agents: lis
 
 
 @pytest.mark.parametrize("trouble", ["two stages of prefill", "no engine"])
-def test_a_deployment_that_cannot_run_is_said_and_changes_nothing(
+def test_a_replica_that_cannot_run_is_said_and_holds_no_other_up(
     daemon: Daemon, agents: list[Here], trouble: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    deploy(daemon, replica("r1", "a"))
+    first = replica("r1", "a")
+    deploy(daemon, first)
     assert until(daemon, lambda: routed(daemon) == {"r1"})
     bad = replica("bad", "a", "b").model_copy(update={"phase": Phase.PREFILL})
     if trouble == "no engine":
-        bad = replica("bad", "b").model_copy(update={"model": "org/other"})
-    deploy(daemon, replica("r1", "a"), bad)
-    until(daemon, lambda: False, 1.5)
-    assert routed(daemon) == {"r1"}
-    assert "what runs goes on" in caplog.text
+        bad = replica("bad", "b").model_copy(update={"engine": "another"})
+    deploy(daemon, bad.model_copy(update={"id": "r1"}), bad, replica("r2", "b"))
+    assert until(daemon, lambda: routed(daemon) == {"r1", "r2"})  # r1 is what it was
+    assert daemon._plans["r1"] == first.plan(ENGINE, "")
+    assert "replica bad: " in caplog.text and "what runs goes on" in caplog.text
 
 
 def test_one_controller_per_home(daemon: Daemon, tmp_path: Path) -> None:

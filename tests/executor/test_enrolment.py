@@ -23,6 +23,7 @@ from executor.control.keys import KeyPair, new_keys
 from executor.control.messages import encode
 from executor.daemon import Daemon
 from executor.deployment import Deployment, write_deployment
+from executor.files import write_whole
 from executor.fleet import TransientError
 from executor.home import HomeFiles
 from executor.nodes_file import Node, Nodes, read_nodes, write_nodes
@@ -246,3 +247,25 @@ def waited(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
             return True
         time.sleep(0.05)
     return False
+
+
+def test_looks_at_a_cloud_share_its_clients_until_the_home_has_another_fleet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    class Fleet:
+        def of_lease(self, lease_id: str) -> list[Instance]:
+            return [replace(HERE, lease_id=lease_id)]
+
+    def fleet_of_home(files: HomeFiles) -> Fleet:
+        made.append(files.aws.read_text())
+        return Fleet()
+
+    monkeypatch.setattr("executor.aws.home.fleet_of_home", fleet_of_home)
+    files = HomeFiles(tmp_path)
+    with Daemon(tmp_path) as daemon:
+        for content in ("one", "two"):
+            write_whole(files.aws, content)
+            assert [daemon.admission._ask_cloud(name)[0].lease_id for name in "abc"] == [*"abc"]
+    assert made == ["one", "two"]

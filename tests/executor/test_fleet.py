@@ -229,6 +229,63 @@ def test_caps_hold_launches_back_and_let_leave_what_makes_room() -> None:
     assert held_nodes(store.all()) == wanted
 
 
+def test_another_plan_follows_where_offers_have_no_capacity() -> None:
+    class Scarce(SimulatedFleet):
+        def launch(self, lease: Lease, now: datetime) -> Launched:
+            if lease.key == KEYS[0] and len(self.instances(now)) >= 2:
+                raise NoCapacityError("no A left")
+            return super().launch(lease, now)
+
+    old = replace(lease(1, LeaseState.LAUNCHING, KEYS[1]), instance_id="sim-old", ready_at=NOW)
+    for plans, held, terminated in ((0, {KEYS[0]: 2, KEYS[1]: 1}, 0), (1, {KEYS[0]: 1}, 2)):
+        store, fleet, asked = MemoryStore([old]), Scarce(), []
+
+        def instead(lacking, store=store, asked=asked, plans=plans):
+            asked.append(lacking)
+            wanted = {KEYS[0]: 1}  # a part of what came is given back
+            return reconcile(wanted, OFFERS, store.all()) if len(asked) <= plans else None
+
+        actions = reconcile({KEYS[0]: 4}, OFFERS, store.all())
+        found = apply_actions(store, fleet, actions, NOW, instead=instead)
+        assert asked == [{KEYS[0]}]
+        assert (found.launched, found.failed, found.terminated) == (2, 2, terminated)
+        assert held_nodes(store.all()) == held
+
+
+def test_what_is_not_answered_holds_the_end_back_also_under_another_plan() -> None:
+    class Deaf(SimulatedFleet):
+        def launch(self, lease: Lease, now: datetime) -> Launched:
+            if lease.key == KEYS[0]:
+                raise NoCapacityError("no A left")
+            raise TransientError("no answer")
+
+    old = replace(lease(1, LeaseState.LAUNCHING), instance_id="sim-old", ready_at=NOW)
+    store, both = MemoryStore([old]), {KEYS[0]: 2, KEYS[1]: 1}
+    failed: list[int] = []
+    found = apply_actions(
+        store, Deaf(), reconcile(both, OFFERS, store.all()), NOW, between=failed.append,
+        instead=lambda _: reconcile({KEYS[1]: 1}, OFFERS, store.all()),
+    )  # fmt: skip
+    assert (found.failed, found.terminated, failed) == (2, 0, [1])
+    assert [one.state for one in store.all() if one.id == old.id] == [LeaseState.LAUNCHING]
+
+
+def test_nodes_of_what_loses_most_are_the_last_to_be_used_for_others() -> None:
+    ready = [replace(lease(n, LeaseState.READY, minutes=n), replica=None) for n in range(3)]
+    ranks = {"lease-0": 1, "lease-2": 2}
+    assert reconcile({KEYS[0]: 2}, OFFERS, ready, ranks).terminate == (ready[2],)
+    assert set(reconcile({KEYS[0]: 1}, OFFERS, ready, ranks).terminate) == {ready[0], ready[2]}
+    assert reconcile({KEYS[0]: 2}, OFFERS, ready).terminate == (ready[2],)
+
+
+def test_a_cap_says_which_offers_fit_beside_nodes() -> None:
+    two = [lease(n, LeaseState.READY) for n in range(2)]
+    offers = list(OFFERS.values())
+    assert Caps(usd_per_hour=3.5, launches_per_minute=0).fit(offers, two, NOW) == offers[:1]
+    assert Caps(nodes_per_domain=2).fit(offers, two, NOW) == []
+    assert Caps().fit(offers, two, NOW) == offers
+
+
 def test_a_lease_file_of_an_earlier_coral_is_taken_over(tmp_path: Path) -> None:
     path = tmp_path / "leases.sqlite"
     with sqlite3.connect(path) as old:

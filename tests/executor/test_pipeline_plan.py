@@ -12,7 +12,6 @@ from coral_vllm_pipeline.layout import ENVIRONMENT, Layout, read_layout
 
 from executor.deployment import (
     Deployment,
-    DeploymentError,
     EngineSpec,
     NodeSpec,
     ReplicaSpec,
@@ -173,9 +172,9 @@ def test_a_deployment_runs_pipelines_where_its_engine_has_them() -> None:
     replica = ReplicaSpec(id="r", model="m", phase=Phase.AGGREGATED, stages=stages)
     engine = EngineSpec(command=("vllm",), model_path="m", max_model_len=64)
     plain = Deployment(engines={"m": engine}, replicas=(replica,))
-    with pytest.raises(DeploymentError, match="engine: coral"):
-        plain.plans("secret")
+    assert "engine: coral" in plain.plans("secret").refused["r"]
     pipelines = engine.model_copy(update={"pipeline_python": "python", "transport": "gloo"})
-    (plan,) = plain.model_copy(update={"engines": {"m": pipelines}}).plans("secret").values()
+    both = plain.model_copy(update={"engines": {"m": pipelines}})
+    (plan,) = both.plans("secret").runnable.values()
     assert plan.leases == {"a", "b", "c"} and len(plan.api_urls) == 1
     assert layout(plan.processes[0]).transport == "gloo"

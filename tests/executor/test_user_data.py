@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -30,6 +30,7 @@ def test_agent_and_engine_are_pinned() -> None:
     assert "vllm==0.32.0 nixl==1.5.1" in text
     assert all(f" {one}" in text for one in agent_needs())
     assert len(agent_needs()) == len(NEEDS)
+    assert "pipelines" not in text and "pipelines" in user_data(replace(BOOT, pipelines=True))
     with pytest.raises(UserDataError, match="EC2 takes 16384; shorten"):
         user_data(replace(BOOT, engine=("x" * 17_000,)))
 
@@ -61,7 +62,9 @@ def test_what_the_agent_runs_with_is_all_that_it_imports() -> None:
     assert "none is not a key file of Coral" in done.stderr
 
 
-def wheel(folder: Path, name: str, version: str, command: str = "") -> None:
+def wheel(
+    folder: Path, name: str, version: str, command: str = "", more: Mapping[str, str] | None = None
+) -> None:
     """A package whose command writes down its words."""
     module = name.replace("-", "_")
     info = f"{module}-{version}.dist-info"
@@ -75,6 +78,7 @@ def wheel(folder: Path, name: str, version: str, command: str = "") -> None:
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{info}/RECORD": "",
+        **(more or {}),
     }
     if command:
         files[f"{info}/entry_points.txt"] = f"[console_scripts]\n{command} = {module}:main\n"
@@ -91,7 +95,9 @@ def index(tmp_path: Path) -> Iterator[str]:
     folder = tmp_path / "index"
     for need in agent_needs():
         wheel(folder, *need.split("=="))
-    wheel(folder, "coral-serving", "0.1.0", "coral")
+    parts = {"executor/__init__.py": "", "executor/vllm/__init__.py": ""}
+    parts["executor/vllm/environment.py"] = "PIPELINES = '/where/pipelines/are'"
+    wheel(folder, "coral-serving", "0.1.0", "coral", parts)
     wheel(folder, "vllm", "0.32.0", "vllm")
     wheel(folder, "nixl", "1.5.1")
 
@@ -122,8 +128,9 @@ def test_what_an_image_lacks_is_installed_and_the_agents_end_ends_the_instance(
     python = f"{sys.base_prefix}/bin/python3"  # whose pip new environments share: sooner
     quick = f'exec {python} -m venv --without-pip --system-site-packages "$3"'
     program(tmp_path / "bin" / "python3", quick)
-    text = user_data(replace(BOOT, root=str(tmp_path / "opt")))
+    text = user_data(replace(BOOT, root=str(tmp_path / "opt"), pipelines=True))
     assert boot(tmp_path, text, index) == "-h now"
+    assert (tmp_path / "opt" / "pipelines").readlink() == Path("/where/pipelines/are")
     words = (tmp_path / "opt" / "agent.words").read_text().splitlines()
     given = dict(zip(words[::2], words[1::2], strict=True))
     assert given["--controller-key"] == BOOT.controller_key

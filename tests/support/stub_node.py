@@ -26,7 +26,10 @@ def bake(root: Path, engine: Path | None = None) -> None:
     """An image: agent and engine lie in their places."""
     coral = f'exec {sys.executable} -m coral "$@"'
     vllm = f'exec {engine or f"{sys.executable} {FAKE_ENGINE}"} "$@"'
-    for place, line in (("agent/bin/coral", coral), ("engine/bin/vllm", vllm)):
+    python = f'exec {sys.executable} "$@"'
+    for place, line in (
+        ("agent/bin/coral", coral), ("agent/bin/python", python), ("engine/bin/vllm", vllm),
+    ):  # fmt: skip
         program(root / place, line)
 
 

@@ -19,7 +19,7 @@ from planner.errors import MarketError
 from planner.leases import Lease, LeaseState
 from planner.market import MarketSpec
 from planner.resolve import Scenario
-from planner.scenario import ScenarioSpec
+from planner.scenario import FleetSpec, ScenarioSpec
 from planner.types import Market
 from tasks.inputs import load_inputs
 from tasks.market.launches import remember_launches, results_of
@@ -181,13 +181,18 @@ def places_of(scenario: Scenario) -> set[tuple]:
     return {(o.domain, o.zone, o.instance_type, o.market) for o in scenario.offers}
 
 
+def once(**changes: object) -> FleetSpec:
+    """A fleet whose rounds make one plan."""
+    return read_scenario("tiny").fleet.model_copy(update={"plans_per_round": 1, **changes})
+
+
 def test_the_next_round_plans_around_what_could_not_be_launched(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = round_at(catalog, spec(name="peek"), 0).decision.coral.nodes
     lost = {(n.offer.domain, n.offer.zone, n.offer.instance_type, n.offer.market) for n in chosen}
     monkeypatch.setattr("executor.simulated.SimulatedFleet.launch", failing_in(lost))
-    first = round_at(catalog, spec(), 0)
+    first = round_at(catalog, spec(fleet=once()), 0)
     assert first.applied.failed > 0
     assert first.nodes == 0
     with catalog.read() as connection:
@@ -204,8 +209,7 @@ def test_the_next_round_plans_around_what_could_not_be_launched(
 
 
 def test_no_minutes_try_the_same_again(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = read_scenario("tiny").fleet.model_copy(update={"failure_rate": 1.0})
-    stubborn = spec(fleet=broken, market=MarketSpec(avoid_minutes=0.0))
+    stubborn = spec(fleet=once(failure_rate=1.0), market=MarketSpec(avoid_minutes=0.0))
     first = round_at(catalog, stubborn, 0)
     assert first.applied.failed > 0
     second = round_at(catalog, stubborn, 10)

@@ -7,7 +7,7 @@ import time
 
 import torch
 import zmq
-from coral_vllm_pipeline import PipelineError
+from coral_vllm_pipeline import PipelineError, handover
 from coral_vllm_pipeline.handover import LATE_S, Giver, Store, fetch
 from coral_vllm_pipeline.parts import Part, Source
 from coral_vllm_pipeline.wire import Sockets
@@ -38,6 +38,17 @@ def main() -> None:
     else:
         raise RuntimeError("KV of a request that nobody computed")
     require(time.monotonic() - began > LATE_S, "it was not waited for")
+
+    handover.KEPT_S, ends = 0.5, time.monotonic() + 10.0
+    store.keep("left", kv)
+    while store.has("left") and time.monotonic() < ends:
+        time.sleep(0.05)
+    require(not store.has("left"), "what nobody came for stays until the next prompt")
+    small = Store(PART, room_bytes=300)  # a prompt has 192 bytes
+    for name in ("first", "second"):
+        small.keep(name, kv)
+    require(small.has("second") and not small.has("first"), "more is kept than there is room")
+    require(handover.room_bytes(10**6) < 2**30, "the room is not the machine's")
     print("right")
 
 

@@ -11,8 +11,9 @@ import httpx
 
 from executor.aws.clients import AwsClients
 from executor.aws.fleet import AwsFleet
-from executor.aws.home import note_regions
-from executor.aws.regions import FIRST_PORT, RegionSettings
+from executor.aws.groups import FIRST_PORT
+from executor.aws.home import note_fleet
+from executor.aws.regions import RegionSettings
 from executor.daemon import Daemon
 from executor.deployment import (
     Deployment,
@@ -67,7 +68,7 @@ def test_a_node_comes_to_life_with_vllm_and_serves(
     stage = StageSpec(first_layer=0, layers=LAYERS, nodes=(node,))
     replica = ReplicaSpec(id="r1", model=MODEL, phase=Phase.AGGREGATED, stages=(stage,))
     with Daemon(files.home, lease_s=60.0) as daemon:
-        known = note_regions(files, [REGION], aws.url)
+        known = note_fleet(files, "cloud", AwsSite(endpoint_url=aws.url), [REGION])
         boots = Boots(files, site, LocalFleet(files.home).require_controller())
         fleet = AwsFleet(
             AwsClients(endpoint_url=aws.url), known.fleet_id, (REGION,), RegionSettings(),

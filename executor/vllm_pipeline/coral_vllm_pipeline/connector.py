@@ -24,7 +24,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from . import PipelineError
 from .executor import pools_of
-from .handover import KEPT_S, USABLE_S, Giver, Kv, Store, fetch
+from .handover import KEPT_S, USABLE_S, Giver, Kv, Store, fetch, room_bytes
 from .layout import HERE, PLACE, Layout, read_layout
 from .parts import Part, Source, heads_of_rank, sources_from_json, sources_to_json
 from .wire import Sockets
@@ -235,16 +235,17 @@ class _Worker:
 
     def __init__(self, layout: Layout, heads: int, block_size: int) -> None:
         stage, node, rank = (int(word) for word in os.environ[PLACE].split(","))
-        tp = layout.stages[stage].nodes[node].tensor_parallel_size
+        mine = layout.stages[stage].nodes[node]
+        tp = mine.tensor_parallel_size
         self.part = part_of(layout, (stage, node, rank), heads)
         self.replicas = max(1, tp // heads)
         self.block_size = block_size
         self.caches: dict[int, torch.Tensor] = {}
         self.sockets = Sockets(layout.kv_public_key, layout.kv_secret_key)
-        self.store = Store(self.part)
-        self.giver = Giver(self.sockets, layout.stages[stage].nodes[node].kv(rank), self.store)
         self.came: dict[str, tuple[Kv, float]] = {}  # and when, for those that nobody loads
         self.lock = threading.Lock()
+        self.store = Store(self.part, room_bytes(layout.workers_beside(mine)))
+        self.giver = Giver(self.sockets, mine.kv(rank), self.store, self.tidy)
 
     def own(self, caches: dict[int, torch.Tensor]) -> None:
         """Every layer's blocks: (blocks, heads, tokens, content).
@@ -278,10 +279,14 @@ class _Worker:
         for layer, cache in self.caches.items():
             if kv[layer].shape[2:] != cache.shape[2:] or kv[layer].dtype != cache.dtype:
                 raise PipelineError("the other side has blocks of another size or type")
+        with self.lock:
+            self.came[request] = kv, time.monotonic()
+
+    def tidy(self) -> None:
+        """Drop what came and nobody loads."""
         now = time.monotonic()
         with self.lock:
             self.came = {r: one for r, one in self.came.items() if now - one[1] < KEPT_S}
-            self.came[request] = kv, now
 
     def load(self, request: str, slots: Slots) -> None:
         with self.lock:

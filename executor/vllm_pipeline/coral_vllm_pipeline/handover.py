@@ -8,11 +8,12 @@ travel: how a block holds its tokens is the attention's own affair. Pure of vLLM
 
 from __future__ import annotations
 
+import os
 import pickle
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,12 +26,21 @@ from .wire import Sockets
 
 KEPT_S = 120.0  # for a decode replica that never comes
 USABLE_S = 60.0  # what a decode replica has fetched: a request that waits longer is computed anew
-KEPT_BYTES = 8 * 2**30  # of one worker; then the oldest goes
+KEPT_BYTES = 8 * 2**30  # of one worker at most; then the oldest goes
+HOST_SHARE = 0.25  # of a machine's memory, for all its workers: the rest is the engines' own
+TIDY_MS = 1000  # between looks for what nobody came for
 FETCH_S = 20.0  # for one worker's part; then the decode side computes the prompt itself
 LATE_S = 5.0  # for a rank that is still copying when another's token is out already
 LOOK_AGAIN_MS = 5  # whether it is there now
 
+
 Kv = dict[int, torch.Tensor]  # by layer: (heads, blocks, tokens of a block, content)
+
+
+def room_bytes(workers: int) -> int:
+    """For one of so many workers of this machine."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(KEPT_BYTES, int(HOST_SHARE * memory / max(1, workers)))
 
 
 @dataclass
@@ -48,6 +58,7 @@ class Store:
     """Prompts whose KV waits to be taken."""
 
     part: Part
+    room_bytes: int = KEPT_BYTES
     kept: OrderedDict[str, Kept] = field(default_factory=OrderedDict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -56,8 +67,12 @@ class Store:
         size = sum(one.nbytes for one in kv.values())
         with self.lock:
             self.kept[request] = Kept(kv, time.monotonic(), size)
-            while self.kept and (self._is_old() or self._is_full()):
-                self.kept.popitem(last=False)
+            self._drop()
+
+    def tidy(self) -> None:
+        """Drop what nobody came for: no other prompt may come that would."""
+        with self.lock:
+            self._drop()
 
     def has(self, request: str) -> bool:
         with self.lock:
@@ -80,24 +95,35 @@ class Store:
                 del self.kept[request]
         return found
 
+    def _drop(self) -> None:
+        while self.kept and (self._is_old() or self._is_full()):
+            self.kept.popitem(last=False)
+
     def _is_old(self) -> bool:
         return time.monotonic() - next(iter(self.kept.values())).at > KEPT_S
 
     def _is_full(self) -> bool:
-        return len(self.kept) > 1 and sum(one.bytes for one in self.kept.values()) > KEPT_BYTES
+        return len(self.kept) > 1 and sum(one.bytes for one in self.kept.values()) > self.room_bytes
 
 
 class Giver:
-    """Answers decode workers, in a thread; who asks too early holds up nobody else."""
+    """Answers decode workers, in a thread; who asks too early holds up nobody else.
 
-    def __init__(self, sockets: Sockets, address: str, store: Store) -> None:
-        self.socket, self.store = sockets.bind(zmq.ROUTER, address), store
+    The same thread tidies: the store, and what its worker has beside.
+    """
+
+    def __init__(
+        self, sockets: Sockets, address: str, store: Store, tidy: Callable[[], None] = lambda: None
+    ) -> None:
+        self.socket, self.store, self.tidy = sockets.bind(zmq.ROUTER, address), store, tidy
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
         early: list[tuple[bytes, bytes, float]] = []
         while True:
-            if self.socket.poll(LOOK_AGAIN_MS if early else None):
+            self.store.tidy()
+            self.tidy()
+            if self.socket.poll(LOOK_AGAIN_MS if early else TIDY_MS):
                 who, asked = self.socket.recv_multipart()
                 early.append((who, asked, time.monotonic()))
             early = [one for one in early if not self._answer(*one)]

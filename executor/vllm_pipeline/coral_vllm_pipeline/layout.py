@@ -28,6 +28,7 @@ class Node:
     weight: float = 1.0  # of the stage's requests
     kv_bytes: int = 0  # of each of its GPUs; 0: the engine's --kv-cache-memory-bytes
     cores: tuple[str, ...] = ()  # CPU nodes: of every worker, '0-3'
+    workers_here: int = 0  # on its machine, those of other pipelines too; 0: this one's
 
     def hidden(self, rank: int) -> str:
         """Where a worker takes hidden states."""
@@ -83,6 +84,16 @@ class Layout:
         """Whether all of it is on this machine, and reached by nobody else."""
         hosts = {node.host for stage in self.stages for node in stage.nodes}
         return {self.control, *hosts} <= LOOPBACK
+
+    def workers_beside(self, node: Node) -> int:
+        """Workers that share its machine's memory, itself included."""
+        mine = [
+            one.tensor_parallel_size
+            for stage in self.stages
+            for one in stage.nodes
+            if one.host == node.host
+        ]
+        return max(node.workers_here, sum(mine))
 
     def require_kv_keys(self) -> None:
         """Raises PipelineError: anybody could ask this replica for the KV of requests."""
