@@ -7,7 +7,8 @@ two seconds, and events count from when all have begun: `added_*_ms` is the diff
 quantiles of the time from an event's sending to its arrival. Then requests to three models while
 engines are killed, come back, leave the routes, and serve another model at the same address: `hung`
 have no end after 30 s, `wrong_model` were answered by another model than asked for, `unclean` ended
-in neither a whole answer nor an error that says so. Engines and gateway are processes of their own.
+in neither a whole answer nor an error that says so. Engines and gateway are processes of their own;
+`*_cpu_share` is what each computed of the time of its turns, and the client's of all.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import random
+import re
 import socket
 import subprocess
 import sys
@@ -31,6 +34,7 @@ from typing import Any
 import httpx
 import numpy as np
 import psutil
+import uvloop
 
 from executor.processes import die_with_parent
 from executor.routes import Route, Routes, write_routes
@@ -43,6 +47,9 @@ AT_ONCE = 64
 BEGIN_S = 2.0
 SEEN_S = 1.2  # until gateways have read new routes: they look twice a second
 UP_S = 30.0
+TURNS = 4
+SENT = re.compile(rb'"sent": ([0-9.]+)')
+DONE = b"data: [DONE]\n\n\r\n0\r\n\r\n"  # the last chunk, and the end of chunks
 
 
 def main() -> None:
@@ -69,19 +76,26 @@ def measure_added(streams: int, rate: float, seconds: float) -> dict[str, Any]:
     """Quantiles of the time of events, direct and through the gateway."""
     with tempfile.TemporaryDirectory() as home, contextlib.ExitStack() as stack:
         port = free_port()
-        stack.callback(end, start_engine(MODELS[0], port, 1.0 / rate))
+        engine = start_engine(MODELS[0], port, 1.0 / rate)
+        stack.callback(end, engine)
         write_routes(Path(home) / "routes.json", routes_of({port: MODELS[0]}))
         gateway, process = stack.enter_context(gateway_at(Path(home)))
-        before_s = cpu_seconds(process)
         delays: dict[str, list[float]] = {"direct": [], "gateway": []}
-        for turn in range(4):
+        pids = {"client": os.getpid(), "engine": engine.pid, "gateway": process.pid}
+        before = {name: cpu_seconds(pid) for name, pid in pids.items()}
+        began = time.monotonic()
+        for turn in range(TURNS):
             name = "gateway" if turn % 2 else "direct"
             url = gateway if turn % 2 else f"http://127.0.0.1:{port}"
-            delays[name] += asyncio.run(streamed(url, streams, round(rate * seconds), 1.0 / rate))
-        used_s = cpu_seconds(process) - before_s
+            delays[name] += uvloop.run(streamed(url, streams, round(rate * seconds), 1.0 / rate))
+        took_s = time.monotonic() - began
+        used = {name: cpu_seconds(pid) - before[name] for name, pid in pids.items()}
     events = len(delays["gateway"])
     found: dict[str, Any] = {"streams": streams, "events": events}
-    found["cpu_us_per_event"] = round(1e6 * used_s / events, 1)  # of the gateway
+    passed = events * (seconds + BEGIN_S) / seconds  # those while streams began too
+    found["cpu_us_per_event"] = round(1e6 * used["gateway"] / passed, 1)  # of the gateway
+    for name, turns in (("client", TURNS), ("engine", TURNS), ("gateway", TURNS // 2)):
+        found[f"{name}_cpu_share"] = round(used[name] / (took_s * turns / TURNS), 3)
     for name, quantile in (("p50", 0.5), ("p99", 0.99)):
         direct, through = (1000.0 * float(np.quantile(delays[x], quantile)) for x in delays)
         found[f"direct_{name}_ms"] = round(direct, 3)
@@ -106,14 +120,14 @@ async def streamed(url: str, streams: int, count: int, gap_s: float) -> list[flo
         await asyncio.sleep(BEGIN_S * number / streams)
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(head.encode() + body)
-        found = []
-        while (line := await reader.readline()) != b"data: [DONE]\n":
-            if not line:
+        found, tail = [], b""
+        while not tail.endswith(DONE):
+            data = await reader.read(2**16)
+            now = time.monotonic()
+            if not data:
                 raise RuntimeError(f"a stream broke off at {url}")
-            if line.startswith(b"data:"):
-                now, sent = time.monotonic(), json.loads(line[5:])["sent"]
-                if sent > all_began:
-                    found.append(now - sent)
+            tail = (tail + data)[-len(DONE) :]
+            found += [now - sent for sent in map(float, SENT.findall(data)) if sent > all_began]
         writer.close()
         return found
 
@@ -275,9 +289,9 @@ def gateway_at(home: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
         end(process)
 
 
-def cpu_seconds(process: subprocess.Popen[bytes]) -> float:
+def cpu_seconds(pid: int) -> float:
     """That a process has computed."""
-    used = psutil.Process(process.pid).cpu_times()
+    used = psutil.Process(pid).cpu_times()
     return float(used.user + used.system)
 
 

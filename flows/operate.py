@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from prefect import flow
 
 from tasks.artifacts import publish_task
+from tasks.corrections import learn
 from tasks.home import open_catalog
 from tasks.inputs import load_inputs
 from tasks.market.launches import remember_launches
@@ -19,7 +20,7 @@ from tasks.scenario_file import read_scenario
 
 @flow(name="operate", validate_parameters=False)
 def operate(scenario: str = "core", home: str | None = None, draft: bool = False) -> Round:
-    """Market and demand, allocate, apply to the scenario's fleet.
+    """Market, demand and what serving taught, allocate, apply to the scenario's fleet.
 
     Run again, it moves the fleet by the difference; with nothing changed it does nothing. A draft
     says what it would do.
@@ -29,8 +30,10 @@ def operate(scenario: str = "core", home: str | None = None, draft: bool = False
     remember_launches(catalog)
     demand = load_inbox(catalog, now)
     inputs = load_inputs(catalog, spec, now)
+    learned = learn(catalog, inputs, now, record=not draft)
+    inputs = replace(inputs, corrections=learned.factors, notes=learned.notes)
     result = operate_task(catalog, opaque(spec), opaque(inputs), now, draft)
-    result = replace(result, demand=demand)
+    result = replace(result, demand=demand, learned=learned)
     if result.decision is not None:
         publish_task(inputs.scenario.name, opaque(result.decision), result.decision.report)
     catalog.publish(force=True)

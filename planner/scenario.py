@@ -139,6 +139,7 @@ class PlacementSpec(Strict):
     decode_utilization: Share = 0.90
     aggregated_utilization: Share = 0.80
     caps: Literal["calibrated", "assumed"] = "calibrated"
+    corrections: Literal["observed", "none"] = "observed"
 
     @model_validator(mode="after")
     def _leave_time(self) -> PlacementSpec:

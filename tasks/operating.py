@@ -44,6 +44,7 @@ from planner.scenario import ScenarioSpec
 from planner.types import Market, Template
 from tasks.allocation import allocation_input, conclude, fingerprint, read_library
 from tasks.aws_site import aws_fleet
+from tasks.corrections import Learned
 from tasks.deploying import Wanted, aws_ground, deploy, local_ground
 from tasks.inputs import Inputs
 from tasks.local_site import check_site, local_fleet
@@ -78,6 +79,7 @@ class Round:
     calls: tuple[str, ...] | None = None  # of a draft: what the fleet would be asked
     waiting: int = 0  # replicas that leave once those that follow them serve
     demand: InboxRead = field(default_factory=InboxRead)
+    learned: Learned = field(default_factory=Learned)
 
 
 def lease_store(catalog: Catalog) -> SqliteLeaseStore:

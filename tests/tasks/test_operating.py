@@ -34,7 +34,7 @@ from tasks.operating import (
 )
 from tasks.scenario_file import read_scenario
 from tasks.watching import LOST, NOTICED, OVER, cause_of, wait_for_cause
-from tests.support.library import build_library, catalog_with
+from tests.support.library import catalog_with
 
 NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 
@@ -49,15 +49,9 @@ def spec(**changes) -> ScenarioSpec:
     return base.model_copy(update={"stock": stock, **changes})
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database with the templates of tiny, built once."""
-    return build_library(tmp_path_factory.mktemp("library"), spec())
-
-
 @pytest.fixture
-def catalog(library: Path, tmp_path: Path) -> Catalog:
-    return catalog_with(library, tmp_path)
+def catalog(tiny_library: Path, tmp_path: Path) -> Catalog:
+    return catalog_with(tiny_library, tmp_path)
 
 
 def run(catalog: Catalog, scenario: ScenarioSpec | None = None, minutes: int = 0) -> Round:
