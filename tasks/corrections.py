@@ -21,8 +21,9 @@ from catalog.corrections import (
 )
 from catalog.observed import SeenLengths, read_lengths_seen
 from catalog.store import Catalog
-from planner.corrections import DRIFT, Bench, Minutes, Speed, factor_of, settled, speed_of
+from planner.corrections import DRIFT, Minutes, Speed, factor_of, settled, speed_of
 from planner.errors import MissingProfileError
+from planner.expected import Bench
 from planner.types import Template, Workload
 from tasks.inputs import CORRECTED, Inputs
 
