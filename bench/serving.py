@@ -4,16 +4,19 @@
 
 Makes a small Llama (float32), profiles one layer of it as `coral profile run` does, and starts
 `vllm serve` on one core. Requests come at random (Poisson) at shares of the rate at which the
-simulated engine is full; the same arrivals and lengths go through the simulator with the profile's
-tables. Compared per load: mean TPOT, output tokens/s, and the median TTFT. `front_ms`, what a
-request spends outside the engine (HTTP, tokens to text), is the median TTFT of single requests on
-the idle server less the simulated one: measured before the loads, added to the simulated TTFT.
+simulated engine is full, in rounds that take every load in turn, since a shared host is not equally
+fast from minute to minute; the same arrivals and lengths go through the simulator with the
+profile's tables. Compared per load: mean TPOT, output tokens/s, and
+the median TTFT. `front_ms`, what a request spends outside the engine (HTTP, tokens to text), is the
+median TTFT of single requests on the idle server less the simulated one: measured before the loads,
+added to the simulated TTFT.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import socket
 import subprocess
@@ -36,7 +39,7 @@ from planner.perf.overhead import EnginePoint, fit_engine_overhead
 from planner.types import Link, NodeClass
 from simulator.fleet import Engine
 from simulator.measures import tpot_ms
-from simulator.run import Result, simulate
+from simulator.run import simulate
 from simulator.trace import Trace
 from tasks.load import LoadRequest, Seen, send, send_at
 from tasks.profile_file import read_measurements
@@ -47,8 +50,18 @@ NAME, LAYERS, HIDDEN = "small-llama", 8, 1024
 PLACES, BUDGET, LONGEST = 8, 512, 512
 PROMPTS, OUTPUTS = (32, 64, 128), (16, 32, 64)  # drawn evenly
 LOADS = (0.3, 0.5, 0.7, 0.85)
+ROUNDS = 3
 READY_S = 600.0
 SINGLE = 7  # requests on the idle server
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of all requests at one load."""
+
+    tpot_ms: float  # mean
+    ttft_p50_ms: float
+    tokens_per_s: float
 
 
 @dataclass(frozen=True)
@@ -58,17 +71,24 @@ class Row:
     load: float
     requests: int
     failed: int
-    tpot_ms: float
-    simulated_tpot_ms: float
-    ttft_p50_ms: float
-    simulated_ttft_p50_ms: float
-    tokens_per_s: float
-    simulated_tokens_per_s: float
+    measured: Figures
+    simulated: Figures
     waited_share: float  # of the load's time, in which the engine's thread waited for a core
 
     def error(self, name: str) -> float:
         """Relative: simulated over measured."""
-        return float(getattr(self, f"simulated_{name}") / getattr(self, name) - 1.0)
+        return float(getattr(self.simulated, name) / getattr(self.measured, name) - 1.0)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A load's requests of one round: times in ms, one entry a request."""
+
+    failed: int
+    tpot_ms: np.ndarray
+    ttft_ms: np.ndarray
+    tokens: float
+    seconds: float
 
 
 def main() -> None:
@@ -94,7 +114,7 @@ def main() -> None:
         "front_ms": round(front_ms, 2),
         "full_rps": round(full_rps(performance, engine), 3),
         "machine": profile.source,
-        "rows": [{k: round(v, 3) for k, v in asdict(row).items()} for row in rows],
+        "rows": [_rounded(asdict(row)) for row in rows],
     }
     print(json.dumps(result, indent=None if options.json else 2))
 
@@ -146,17 +166,65 @@ def compare(
     """Every load, on both; and what a request spends outside the engine."""
     send(url, _requests(_trace(2 * PLACES, np.zeros(2 * PLACES), seed=2)), PLACES)  # warm-up
     front_ms = _front_ms(url, performance, engine)
-    full, rows = full_rps(performance, engine), []
-    for number, load in enumerate(LOADS):
-        rng = np.random.default_rng(number)
-        arrivals = np.cumsum(rng.exponential(1.0 / (load * full), count))
-        trace = _trace(count, arrivals, seed=10 + number)
-        print(f"load {load:.0%}: {arrivals[-1]:.0f} s", file=sys.stderr)
+    full = full_rps(performance, engine)
+    parts: dict[float, list[tuple[Part, Part]]] = {load: [] for load in LOADS}
+    waits: dict[float, list[float]] = {load: [] for load in LOADS}
+    for number, load in itertools.product(range(ROUNDS), LOADS):
+        seed = len(LOADS) * number + LOADS.index(load)
+        arrivals = np.random.default_rng(seed).exponential(1.0 / (load * full), count // ROUNDS)
+        trace = _trace(count // ROUNDS, np.cumsum(arrivals), seed=10 + seed)
+        print(f"load {load:.0%}: {trace.arrival_s[-1]:.0f} s", file=sys.stderr)
         began, waited = time.monotonic(), _waited_s(pid)
-        seen = send_at(url, _requests(trace), list(arrivals))
-        share = (_waited_s(pid) - waited) / (time.monotonic() - began)
-        rows.append(_row(load, seen, simulate([engine], trace, performance), front_ms, share))
+        seen = send_at(url, _requests(trace), list(trace.arrival_s))
+        waits[load].append((_waited_s(pid) - waited) / (time.monotonic() - began))
+        parts[load].append((_measured(seen), _simulated(performance, engine, trace, front_ms)))
+    rows = []
+    for load, rounds in parts.items():
+        measured, simulated = (list(column) for column in zip(*rounds, strict=True))
+        rows.append(
+            Row(
+                load=load,
+                requests=ROUNDS * (count // ROUNDS),
+                failed=sum(part.failed for part in measured),
+                measured=_figures(measured),
+                simulated=_figures(simulated),
+                waited_share=float(np.mean(waits[load])),
+            )
+        )
     return rows, front_ms
+
+
+def _measured(seen: list[Seen]) -> Part:
+    good = [one for one in seen if one.ok]
+    return Part(
+        len(seen) - len(good),
+        np.array([one.tpot_ms for one in good]),
+        np.array([one.ttft_ms for one in good]),
+        sum(one.tokens for one in good),
+        max(one.last_at or 0.0 for one in good) - min(one.sent_at for one in good),
+    )
+
+
+def _simulated(
+    performance: PerformanceModel, engine: Engine, trace: Trace, front_ms: float
+) -> Part:
+    result = simulate([engine], trace, performance)
+    begins = float(trace.arrival_s[0]) * 1e3
+    return Part(
+        0,
+        tpot_ms(result),
+        result.first_ms - trace.arrival_s * 1e3 + front_ms,
+        float(trace.output_tokens.sum()),
+        (float(result.finish_ms.max()) - begins) * 1e-3,
+    )
+
+
+def _figures(parts: list[Part]) -> Figures:
+    return Figures(
+        float(np.mean(np.concatenate([part.tpot_ms for part in parts]))),
+        float(np.median(np.concatenate([part.ttft_ms for part in parts]))),
+        sum(part.tokens for part in parts) / sum(part.seconds for part in parts),
+    )
 
 
 def _waited_s(pid: int) -> float:
@@ -167,28 +235,6 @@ def _waited_s(pid: int) -> float:
             ran, waited, _ = task.read_text().split()
             found.append((int(ran), int(waited)))
     return max(found)[1] * 1e-9
-
-
-def _row(
-    load: float, seen: list[Seen], result: Result, front_ms: float, waited_share: float
-) -> Row:
-    good = [one for one in seen if one.ok]
-    seconds = max(one.last_at or 0.0 for one in good) - min(one.sent_at for one in good)
-    begins = float(result.trace.arrival_s[0]) * 1e3
-    tokens = float(result.trace.output_tokens.sum())
-    ttft = result.first_ms - result.trace.arrival_s * 1e3
-    return Row(
-        load=load,
-        requests=len(seen),
-        failed=len(seen) - len(good),
-        tpot_ms=float(np.mean([one.tpot_ms for one in good])),
-        simulated_tpot_ms=float(tpot_ms(result).mean()),
-        ttft_p50_ms=float(np.median([one.ttft_ms for one in good])),
-        simulated_ttft_p50_ms=float(np.median(ttft)) + front_ms,
-        tokens_per_s=sum(one.tokens for one in good) / seconds,
-        simulated_tokens_per_s=tokens / (float(result.finish_ms.max()) - begins) * 1e3,
-        waited_share=waited_share,
-    )
 
 
 def _front_ms(url: str, performance: PerformanceModel, engine: Engine) -> float:
@@ -240,11 +286,17 @@ def server(python: Path, model: Path, folder: Path) -> Iterator[tuple[str, int]]
 
 def _summary(rows: list[Row]) -> dict[str, object]:
     found: dict[str, object] = {"loads": len(rows), "failed": sum(row.failed for row in rows)}
-    for name in ("tpot_ms", "ttft_p50_ms", "tokens_per_s"):
+    for name in Figures.__dataclass_fields__:
         errors = [100.0 * abs(row.error(name)) for row in rows]
         found[f"{name}_error_median_pct"] = round(float(np.median(errors)), 2)
         found[f"{name}_error_max_pct"] = round(max(errors), 2)
     return found
+
+
+def _rounded(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _rounded(one) for name, one in value.items()}
+    return round(value, 3) if isinstance(value, float) else value
 
 
 if __name__ == "__main__":

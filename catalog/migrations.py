@@ -10,6 +10,7 @@ from collections.abc import Callable
 import duckdb
 
 from catalog.errors import DatabaseNewerError
+from catalog.fleet import m014_fleet
 from catalog.market.schema import m010_market
 
 Migration = Callable[[duckdb.DuckDBPyConnection], None]
@@ -321,7 +322,7 @@ def m013_observed_demand(connection: duckdb.DuckDBPyConnection) -> None:
     )
 
 
-def m014_corrections(connection: duckdb.DuckDBPyConnection) -> None:
+def m015_corrections(connection: duckdb.DuckDBPyConnection) -> None:
     """What replicas did, by minute, and what that corrects of their templates."""
     connection.execute(
         """
@@ -379,7 +380,8 @@ MIGRATIONS: tuple[Migration, ...] = (
     m011_simulations,
     m012_template_caps,
     m013_observed_demand,
-    m014_corrections,
+    m014_fleet,
+    m015_corrections,
 )
 
 

@@ -12,12 +12,16 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import duckdb
 from filelock import FileLock, Timeout
 
 from catalog.errors import DatabaseError, DatabaseLockedError, QueryError
 from catalog.migrations import migrate
+
+if TYPE_CHECKING:
+    import polars as pl
 
 SNAPSHOT_EVERY_S = 30.0
 LOCK_PATIENCE_S = 30.0
@@ -81,11 +85,23 @@ class Catalog:
 
         Raises DatabaseError: no snapshot yet, or it is unreadable. QueryError: bad SQL.
         """
+        with self._answering() as connection:
+            result = connection.execute(sql, list(parameters))
+            columns = [column[0] for column in (result.description or [])]
+            return columns, result.fetchall() if columns else []
+
+    def frame(self, sql: str, parameters: Sequence[object] = ()) -> pl.DataFrame:
+        """The same as a table. Raises as `query`."""
+        with self._answering() as connection:
+            found: pl.DataFrame = connection.sql(sql, params=list(parameters)).pl()
+            return found
+
+    @contextlib.contextmanager
+    def _answering(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """The snapshot, for one query of a user's."""
         with self.read_snapshot() as connection:
             try:
-                result = connection.execute(sql, list(parameters))
-                columns = [column[0] for column in (result.description or [])]
-                return columns, result.fetchall() if columns else []
+                yield connection
             except AttributeError as error:  # DuckDB answers None to a query without a statement
                 raise QueryError("SQL: the query is empty") from error
             except (duckdb.IOException, duckdb.SerializationException) as error:

@@ -54,7 +54,7 @@ class AllocationRow:
     phase_seconds: Mapping[str, float]
     nodes: Sequence[tuple[object, ...]]  # domain .. worth_usd_per_hour of allocation_nodes
     items: Sequence[tuple[object, ...]]  # domain .. load_rps of allocation_item
-    services: Sequence[tuple[object, ...]]  # workload .. served_rps of allocation_service
+    services: Sequence[tuple[object, ...]]  # workload .. cost_usd_per_hour of allocation_service
     binding: Sequence[tuple[object, ...]]  # kind .. worth_unit of allocation_binding
     class_worth: Sequence[tuple[object, ...]]  # node_class .. of allocation_class_worth
 

@@ -21,6 +21,7 @@ from coral.operating import add_operations
 from coral.options import Dask, Json, Scenario, Workers, Yes, check_scenario
 from coral.output import answer, answer_rows, flow_run, print_json
 from coral.profile import profile_app
+from coral.scheduling import add_scheduling
 from coral.serving import Home, add_commands
 from coral.simulating import add_simulations
 from coral.weights import weights_app
@@ -46,6 +47,7 @@ app.add_typer(market_app, name="market")
 add_commands(app)
 add_simulations(app)
 add_operations(app)
+add_scheduling(app)
 
 
 def main() -> None:
@@ -299,18 +301,35 @@ def compare(
 @app.command()
 def sql(
     query: Annotated[str, typer.Argument(help='For example "FROM best_templates LIMIT 5".')],
+    form: Annotated[
+        str, typer.Option("--format", help="table, csv, json (a list of rows) or parquet.")
+    ] = "table",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A file to write. [standard output]")
+    ] = None,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
     """Run SQL on the read-only snapshot of the database; it never meets a lock.
 
-    Views to start with: best_templates, allocation_history, price_now, price_change,
-    capacity_failure, market_gap, rejected_offers.
+    Views to start with: best_templates, allocation_history, model_cost_by_day, spend_by_day,
+    fleet_now, demand_by_minute, price_now, price_change, capacity_failure, market_gap,
+    rejected_offers (docs/sql.md).
     """
     from tasks.home import open_catalog
 
-    columns, rows = open_catalog(home).query(query)
-    answer_rows(columns, rows, as_json)
+    catalog = open_catalog(home)
+    if form == "table" and output is None:
+        columns, rows = catalog.query(query)
+        answer_rows(columns, rows, as_json)
+        return
+    from tasks.sql_output import write_answer
+
+    count = write_answer(catalog, query, form, output)
+    if as_json:
+        print_json({"rows": count, "format": form, "output": output and str(output)})
+    elif output is not None:
+        typer.echo(f"{count} rows in {output}", err=True)
 
 
 def _answer_what_if(scenario: str, files: list[Path], home: str | None, as_json: bool) -> None:

@@ -27,8 +27,19 @@ def flow_run() -> Iterator[None]:
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     from coral.progress import progress_bars
 
-    with progress_bars():
-        yield
+    try:
+        with progress_bars():
+            yield
+    except RuntimeError as error:
+        url = os.environ.get("PREFECT_API_URL")
+        if url is None or "Failed to reach API" not in str(error):
+            raise
+        from tasks.alerts import ServerAwayError
+
+        raise ServerAwayError(
+            f"the Prefect server at {url} does not answer; start it, or unset PREFECT_API_URL to "
+            "run without one"
+        ) from error
 
 
 def answer(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -140,6 +140,20 @@ class SqliteLeaseStore:
                 "SELECT at, state, reason FROM lease_event WHERE lease_id = ? ORDER BY rowid",
                 (lease_id,),
             ).fetchall()
+
+    def events_since(self, number: int) -> list[tuple[int, str, datetime, str, str]]:
+        """(number, lease, time, state, reason) of events after the one of that number."""
+        with self._connect() as connection:
+            rows = connection.execute(
+                "SELECT rowid, lease_id, at, state, reason FROM lease_event WHERE rowid > ? "
+                "ORDER BY rowid",
+                (number,),
+            ).fetchall()
+        return [(n, key, datetime.fromisoformat(at), *rest) for n, key, at, *rest in rows]
+
+    def some(self, ids: Collection[str]) -> list[Lease]:
+        """Those leases, oldest first."""
+        return [lease for lease in self.all() if lease.id in ids]
 
     @contextmanager
     def _connect(self) -> Iterator[sqlite3.Connection]:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from prefect import flow
 
+from flows.parameters import Home, Scenario
 from tasks.allocation import decide_task
-from tasks.artifacts import publish_task
+from tasks.artifacts import publish_decision_task
 from tasks.home import open_catalog
 from tasks.inputs import Inputs, load_inputs
 from tasks.opaque import opaque
@@ -25,11 +26,11 @@ class AllocationResult:
 
 
 @flow(name="allocate", validate_parameters=False)
-def allocate(scenario: str = "core", home: str | None = None) -> AllocationResult:
+def allocate(scenario: Scenario = "core", home: Home = None) -> AllocationResult:
     """Plan with Coral and with Homo-joint, record both, publish the snapshot."""
     catalog = open_catalog(home)
     inputs = load_inputs(catalog, read_scenario(scenario))
     decision = decide_task(catalog, opaque(inputs))
-    publish_task(inputs.scenario.name, opaque(decision), decision.report)
+    publish_decision_task(catalog, inputs.scenario.name, opaque(decision))
     catalog.publish(force=True)
     return AllocationResult(inputs, decision, str(catalog.database))

@@ -12,6 +12,7 @@ from itertools import groupby
 from prefect import flow
 
 from catalog.store import Catalog
+from flows.parameters import Dask, Home, Scenario, Workers
 from tasks.home import open_catalog
 from tasks.inputs import Inputs, load_inputs
 from tasks.library import (
@@ -50,16 +51,12 @@ class LibraryResult:
 
 @flow(name="build-library", validate_parameters=False)
 def build_library(
-    scenario: str = "core",
-    home: str | None = None,
-    dask: str | None = None,
-    workers: int | None = None,
+    scenario: Scenario = "core",
+    home: Home = None,
+    dask: Dask = None,
+    workers: Workers = None,
 ) -> LibraryResult:
-    """Solve the placement of every combination that the catalog does not hold yet.
-
-    `scenario` is a file or the name of a shipped example; `dask` the address of a scheduler
-    (default: a cluster on this machine); `workers` its size, 0 to solve in this process.
-    """
+    """Solve the placement of every combination that the catalog does not hold yet."""
     started = time.perf_counter()
     catalog = open_catalog(home)
     inputs = load_inputs(catalog, read_scenario(scenario))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prefect import flow
 
+from flows.parameters import Home, Scenario, Seed
 from tasks.calibration import Calibration, calibrate_task
 from tasks.home import open_catalog
 from tasks.inputs import load_inputs
@@ -14,17 +15,21 @@ from tasks.scenario_file import read_scenario
 
 @flow(name="calibrate-caps", validate_parameters=False)
 def calibrate_caps(
-    scenario: str = "core",
-    home: str | None = None,
+    scenario: Scenario = "core",
+    home: Home = None,
     trace: str | None = None,
     minutes: float = 5.0,
-    seed: int = 0,
+    seed: Seed = 0,
     target: float = 0.95,
     rounds: int = 20,
 ) -> Calibration:
     """Plan and simulate in turn; the caps found are those of later plans of the scenario.
 
-    `target` is the share of every workload's requests that must meet both objectives.
+    Args:
+        trace: Shipped requests (a name, or a file); default: Poisson at the demand planned.
+        minutes: Of requests, of every simulation of a plan.
+        target: Share of every workload's requests that must meet both objectives.
+        rounds: Plans to try at most.
     """
     catalog = open_catalog(home)
     inputs = load_inputs(catalog, read_scenario(scenario))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prefect import flow
 
 from flows.build_library import build_variant
+from flows.parameters import Dask, Home, Scenario, Workers
 from planner.scenario import with_whole_nodes
 from tasks.allocation import read_library
 from tasks.comparison import Comparison, compare_task, engines_of
@@ -16,8 +17,8 @@ from tasks.scenario_file import read_scenario
 
 @flow(name="compare", validate_parameters=False)
 def compare(
-    scenario: str = "core",
-    home: str | None = None,
+    scenario: Scenario = "core",
+    home: Home = None,
     suite: bool = False,
     sweep: str | None = None,
     only: str = "*",
@@ -25,17 +26,20 @@ def compare(
     engine: str = "both",
     deadline_s: float = 10.0,
     simulate_minutes: float = 2.0,
-    dask: str | None = None,
-    workers: int | None = None,
+    dask: Dask = None,
+    workers: Workers = None,
 ) -> Comparison:
     """Every planner on a scenario, over the fixed suite, or over a sweep of it.
 
-    `sweep` is demand, stock or domains (the same stock over more of them); `only` is a shell
-    pattern on the names of instances or values; `ablate` switches
-    Coral's levers off one by one instead of running the baselines, and builds the library without
-    node options where it is not there yet; `engine` is any (all templates), vllm or both;
-    `deadline_s` is of one plan, which then serves `simulate_minutes` of requests in simulation (0:
-    not). `dask` and `workers` are as in build-library.
+    Args:
+        suite: Over the fixed suite of markets and demands.
+        sweep: demand, stock, or domains (the same stock over more of them).
+        only: A shell pattern on the names of instances or values.
+        ablate: Switch Coral's levers off one by one instead of running the baselines; builds the
+            library without node options where it is not there yet.
+        engine: any (all templates), vllm (those that stock vLLM runs), or both.
+        deadline_s: Seconds for one plan.
+        simulate_minutes: Of requests that every plan then serves in simulation; 0: none.
     """
     catalog, spec = open_catalog(home), read_scenario(scenario)
     if ablate:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prefect import flow
 
+from flows.parameters import Home, Scenario, Seed
 from tasks.evaluation import Evaluation, Replay, evaluate_task
 from tasks.home import open_catalog
 from tasks.inputs import load_inputs
@@ -11,18 +12,25 @@ from tasks.opaque import opaque
 from tasks.scenario_file import read_scenario
 
 
-@flow(name="evaluate", validate_parameters=False)
+@flow(name="evaluate", validate_parameters=False, timeout_seconds=12 * 3600)
 def evaluate(
-    scenario: str = "core",
-    home: str | None = None,
+    scenario: Scenario = "core",
+    home: Home = None,
     hours: float = 24.0,
     every_minutes: float = 30.0,
     demand: float = 1.0,
-    seed: int = 0,
+    seed: Seed = 0,
     deadline_s: float = 5.0,
 ) -> Evaluation:
     """Every planner plans the same moments from where its fleet stands, and serves the same
-    requests in simulation. The spot market is synthetic, fitted to shipped real traces."""
+    requests in simulation. The spot market is synthetic, fitted to shipped real traces.
+
+    Args:
+        hours: Length of the replay.
+        every_minutes: Between two plans.
+        demand: Factor on the scenario's demand.
+        deadline_s: Seconds for one plan.
+    """
     catalog = open_catalog(home)
     inputs = load_inputs(catalog, read_scenario(scenario))
     asked = Replay(hours, every_minutes, demand, seed, deadline_s)

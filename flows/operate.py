@@ -7,10 +7,13 @@ from datetime import UTC, datetime
 
 from prefect import flow
 
-from tasks.artifacts import publish_task
+from flows.parameters import Home, Scenario
+from tasks.alarms import raise_alarms_task
+from tasks.artifacts import publish_round_task
 from tasks.corrections import learn
 from tasks.home import open_catalog
 from tasks.inputs import load_inputs
+from tasks.lease_copy import copy_leases
 from tasks.market.launches import remember_launches
 from tasks.observed import load_inbox
 from tasks.opaque import opaque
@@ -18,12 +21,15 @@ from tasks.operating import Round, operate_task
 from tasks.scenario_file import read_scenario
 
 
-@flow(name="operate", validate_parameters=False)
-def operate(scenario: str = "core", home: str | None = None, draft: bool = False) -> Round:
+@flow(name="operate", validate_parameters=False, timeout_seconds=1800)
+def operate(scenario: Scenario = "core", home: Home = None, draft: bool = False) -> Round:
     """Market, demand and what serving taught, allocate, apply to the scenario's fleet.
 
     Run again, it moves the fleet by the difference; with nothing changed it does nothing. A draft
     says what it would do.
+
+    Args:
+        draft: Plan and say what the fleet would be asked; do nothing.
     """
     catalog = open_catalog(home)
     spec, now = read_scenario(scenario), datetime.now(UTC)
@@ -34,7 +40,8 @@ def operate(scenario: str = "core", home: str | None = None, draft: bool = False
     inputs = replace(inputs, corrections=learned.factors, notes=learned.notes)
     result = operate_task(catalog, opaque(spec), opaque(inputs), now, draft)
     result = replace(result, demand=demand, learned=learned)
-    if result.decision is not None:
-        publish_task(inputs.scenario.name, opaque(result.decision), result.decision.report)
+    publish_round_task(catalog, inputs.scenario.name, opaque(result))
+    raise_alarms_task(opaque(spec), opaque(inputs), opaque(result))
+    copy_leases(catalog)
     catalog.publish(force=True)
     return result

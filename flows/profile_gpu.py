@@ -10,6 +10,8 @@ from typing import Any
 
 from prefect import flow
 
+from flows.parameters import Dask, Home
+from tasks.events import PROFILE_IMPORTED, tell
 from tasks.home import open_catalog
 from tasks.opaque import opaque
 from tasks.profile_catalog import import_profile_task, known_of
@@ -39,12 +41,16 @@ def profile_gpu(
     gpu: str | None = None,
     name: str | None = None,
     options: Mapping[str, Any] | None = None,
-    home: str | None = None,
-    dask: str | None = None,
+    home: Home = None,
+    dask: Dask = None,
 ) -> ProfileResult:
     """Measure, make tables, import them. On Dask: once on every host that has a GPU.
 
-    `model` is a folder or a config.json; `options` are further fields of ProfileRequest.
+    Args:
+        model: A folder with a config.json, or that file, on the machine of the worker.
+        gpu: Name of the GPU type in the catalog; default: that of the device.
+        name: Of the model; default: as the folder is named.
+        options: Further fields of a profile, such as minutes, backend, dtype, max_batch.
     """
     config, found_name = read_model(Path(model), name)
     request = ProfileRequest(config, found_name, **(options or {}))
@@ -64,6 +70,7 @@ def profile_gpu(
         file = path.with_suffix(".parquet")
         write_profile_file(profile, file)
         import_profile_task(catalog, opaque(profile), now)
+        tell(PROFILE_IMPORTED, "gpu", profile.gpu.name, model=profile.model.name)
         profiles.append(profile)
         files.append(file)
     catalog.publish(force=True)

@@ -8,6 +8,7 @@ from prefect import flow
 
 from flows.allocate import AllocationResult, allocate
 from flows.build_library import LibraryResult, build_library
+from flows.parameters import Dask, Home, Scenario, Workers
 from flows.simulate import simulate
 from tasks.compiling import compiling_aside
 from tasks.simulation import Simulation
@@ -26,10 +27,10 @@ class QuickstartResult:
 
 @flow(name="quickstart", validate_parameters=False)
 def quickstart(
-    scenario: str = "core",
-    home: str | None = None,
-    dask: str | None = None,
-    workers: int | None = None,
+    scenario: Scenario = "core",
+    home: Home = None,
+    dask: Dask = None,
+    workers: Workers = None,
 ) -> QuickstartResult:
     """Build what is missing of the library, plan with it, and simulate the plan for a while."""
     with compiling_aside():

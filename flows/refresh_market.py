@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from prefect import flow
 
+from flows.parameters import Home, Scenario
 from tasks.home import open_catalog
 from tasks.market.launches import remember_launches
 from tasks.market.refresh import Refreshed, publish_refresh_task, refresh_task
@@ -15,16 +16,18 @@ from tasks.opaque import opaque
 from tasks.scenario_file import read_scenario
 
 
-@flow(name="refresh-market", validate_parameters=False)
+@flow(name="refresh-market", validate_parameters=False, timeout_seconds=600)
 def refresh_market(
-    scenario: str = "core",
-    home: str | None = None,
+    scenario: Scenario = "core",
+    home: Home = None,
     sources: Sequence[str] | None = None,
     regions: Sequence[str] | None = None,
 ) -> Refreshed:
     """All sources of the scenario's market side by side; what fails keeps its last good prices.
 
-    `sources` and `regions` (of AWS) stand in for what the scenario says.
+    Args:
+        sources: Instead of the scenario's.
+        regions: Of AWS, instead of the scenario's.
     """
     catalog = open_catalog(home)
     market = with_sources(read_scenario(scenario).market, sources, regions)

@@ -6,6 +6,7 @@ import uuid
 
 from prefect import flow
 
+from flows.parameters import Dask, Home, Scenario, Workers
 from planner.scenario import with_caps
 from tasks.home import open_catalog
 from tasks.inputs import load_inputs
@@ -18,14 +19,19 @@ from tasks.solving import Solvers
 
 @flow(name="library-sensitivity", validate_parameters=False)
 def library_sensitivity(
-    scenario: str = "core",
-    home: str | None = None,
+    scenario: Scenario = "core",
+    home: Home = None,
     max_nodes: int = 6,
     memory_ratio: float = 16.0,
-    dask: str | None = None,
-    workers: int | None = None,
+    dask: Dask = None,
+    workers: Workers = None,
 ) -> Sensitivity:
-    """Best tokens per dollar for N_max up to `max_nodes` and rho up to `memory_ratio`."""
+    """Best tokens per dollar by nodes and memory of a replica.
+
+    Args:
+        max_nodes: Sweep N_max from 1 to this.
+        memory_ratio: Sweep rho from 2 to this.
+    """
     catalog = open_catalog(home)
     inputs = load_inputs(catalog, with_caps(read_scenario(scenario), max_nodes, memory_ratio))
     with Solvers(dask, workers, inputs.scenario.placement.solver) as solvers:

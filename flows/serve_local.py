@@ -8,6 +8,7 @@ from prefect import flow
 
 from flows.build_library import build_library
 from flows.operate import operate
+from flows.parameters import Home, Scenario
 from tasks.home import open_catalog
 from tasks.inputs import load_inputs
 from tasks.local_run import Served, measure_service_task, prepare_task
@@ -31,8 +32,8 @@ class LocalRun:
 
 @flow(name="serve-local", validate_parameters=False)
 def serve_local(
-    scenario: str = "local",
-    home: str | None = None,
+    scenario: Scenario = "local",
+    home: Home = None,
     requests: int = 64,
     concurrency: int | None = None,
     port: int | None = None,
@@ -40,6 +41,11 @@ def serve_local(
     """Models and tables, library, controller and gateway, a round of `operate`, requests, end.
 
     Everything that was started is ended, also after a failure.
+
+    Args:
+        requests: To every workload's model.
+        concurrency: Requests in flight; default: what the planned replicas take.
+        port: Of the gateway; default: a free one.
     """
     catalog, spec = open_catalog(home), read_scenario(scenario)
     require_local(spec)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from prefect import flow
 
+from flows.parameters import Home, Scenario, Seed
 from tasks.home import open_catalog
 from tasks.inputs import load_inputs
 from tasks.opaque import opaque
@@ -16,18 +17,23 @@ from tasks.simulation import Simulation, simulate_task
 
 @flow(name="simulate", validate_parameters=False)
 def simulate(
-    scenario: str = "core",
-    home: str | None = None,
+    scenario: Scenario = "core",
+    home: Home = None,
     trace: str | None = None,
     minutes: float = 10.0,
     load: float = 1.0,
-    seed: int = 0,
+    seed: Seed = 0,
     own_lengths: bool = False,
     events: str | None = None,
 ) -> Simulation:
     """Simulate Coral's latest plan of the scenario under a trace.
 
-    `trace`, `load` and `own_lengths` are as in tasks.requests.Load; `events` is a Parquet file.
+    Args:
+        trace: Shipped requests (a name, or a file); default: Poisson at the demand planned.
+        minutes: Of requests.
+        load: Factor on their rate.
+        own_lengths: The arrivals of a trace, with the lengths of the scenario's workloads.
+        events: A Parquet file to write, with one row per request.
     """
     catalog = open_catalog(home)
     inputs = load_inputs(catalog, read_scenario(scenario))

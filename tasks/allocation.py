@@ -8,11 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from catalog import reads, writes
 from catalog.store import Catalog
+from planner.allocation.explain import cost_by_workload
 from planner.allocation.plan import Plan
 from planner.allocation.problem import AllocationInput, NodeKey
 from planner.allocation.solve import keep_running
@@ -23,6 +21,7 @@ from planner.engine import runnable
 from planner.errors import NoTemplateError
 from planner.resolve import Scenario
 from planner.types import Template
+from tasks.coral_task import coral_task
 from tasks.inputs import Inputs, PhaseInputs
 from tasks.library import all_keys, describe_missing, may_share
 from tasks.report import Decision, write_report
@@ -96,7 +95,7 @@ def latest_plan(catalog: Catalog, data: AllocationInput, scenario: str) -> Plan 
     return None if stored is None else keep_running(data, stored.replicas, stored.nodes)
 
 
-decide_task = task(name="allocate", cache_policy=NO_CACHE)(decide)
+decide_task = coral_task("allocate", decide)
 
 
 def conclude(
@@ -108,16 +107,18 @@ def conclude(
     *,
     mark: str | None = None,
     applied: bool = False,
+    at: datetime | None = None,
 ) -> Decision:
     """Write the report of two plans and record them; `applied` where the fleet follows.
 
-    `mark` is the fingerprint of the market that the fleet stands in, the input's without it.
+    `mark` is the fingerprint of the market that the fleet stands in, the input's without it; `at`
+    the time of the plan (this moment).
     """
-    now, key = datetime.now(UTC), uuid.uuid4().hex
+    now, key = at or datetime.now(UTC), uuid.uuid4().hex
     folder = catalog.home / "reports"
     decision = Decision(coral, homo, len(data.templates), key, folder / f"{key}.html")
     write_report(decision.report, inputs, decision, data.templates, now)
-    record(catalog, inputs.scenario, decision, mark or fingerprint(data), applied)
+    record(catalog, inputs.scenario, decision, mark or fingerprint(data), applied, now)
     return decision
 
 
@@ -133,7 +134,12 @@ def fingerprint(data: AllocationInput) -> str:
 
 
 def record(
-    catalog: Catalog, scenario: Scenario, decision: Decision, mark: str, applied: bool
+    catalog: Catalog,
+    scenario: Scenario,
+    decision: Decision,
+    mark: str,
+    applied: bool,
+    at: datetime,
 ) -> None:
     """Append both plans of a decision in one transaction."""
     plans = [
@@ -150,7 +156,7 @@ def record(
             scenario.name,
             scenario.workloads,
             plans,
-            datetime.now(UTC),
+            at,
             applied,
         )
 
@@ -189,6 +195,7 @@ def _row(
         )
         for n in plan.nodes
     ]
+    costs = cost_by_workload(plan)
     return writes.AllocationRow(
         allocation_id=key,
         planner=planner,
@@ -213,7 +220,10 @@ def _row(
             for r in plan.replicas
             for workload, rps in (r.load_rps or {r.template.workload: 0.0}).items()
         ],
-        services=[(s.workload, s.demand_rps, s.served_rps) for s in plan.services],
+        services=[
+            (s.workload, s.demand_rps, s.served_rps, costs.get(s.workload, 0.0))
+            for s in plan.services
+        ],
         binding=[
             (
                 b.limit.kind,

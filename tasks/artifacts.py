@@ -1,14 +1,22 @@
-"""What a run leaves in Prefect: the plan as a table, its cost, a link to the report."""
+"""What a run leaves in Prefect: the plan, its cost and limits, what changed and why, the market."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
-from prefect import task
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
-from prefect.cache_policies import NO_CACHE
 
+from catalog.store import Catalog
+from planner.allocation.plan import Plan
+from planner.replicas import Replica
+from tasks.coral_task import coral_task
+from tasks.operating import Round
 from tasks.report import Decision
+
+TREND = 48  # plans shown
+BAR = 24  # characters of the longest bar of the trend
 
 
 def plan_table(decision: Decision) -> list[dict[str, object]]:
@@ -26,27 +34,136 @@ def plan_table(decision: Decision) -> list[dict[str, object]]:
     ]
 
 
+def binding_table(plan: Plan) -> list[dict[str, object]]:
+    """What held the plan back, and what one more of it is worth."""
+    return [
+        {
+            "limit": found.limit.text,
+            "used": round(found.used, 3),
+            "of": round(found.limit.amount, 3),
+            "one more is worth": f"{found.worth:.2f} {found.worth_unit}",
+        }
+        for found in plan.binding
+    ]
+
+
 def cost_markdown(scenario: str, decision: Decision) -> str:
-    """Cost beside Homo-joint's, served share, gap and what binds."""
+    """Cost beside Homo-joint's, served share and gap."""
     coral, homo = decision.coral, decision.homo_joint
     lines = [
         f"**{scenario}**: ${coral.cost_usd_per_hour:.2f}/h, {coral.served_share:.2%} served, "
         f"gap {coral.gap:.2%}.",
         f"Homo-joint: ${homo.cost_usd_per_hour:.2f}/h, {homo.served_share:.2%} served.",
-        *(
-            f"- {found.limit.text}: one more is worth {found.worth:.2f} {found.worth_unit}"
-            for found in coral.binding
-        ),
     ]
     return "\n\n".join(lines)
 
 
-def publish_artifacts(scenario: str, decision: Decision, report: Path) -> None:
-    """Create the three artifacts of a decision."""
-    key = f"coral-{scenario}".lower().replace("_", "-")
+def trend_markdown(catalog: Catalog, scenario: str) -> str:
+    """The last plans of a scenario, the newest first, with a bar for the cost."""
+    with catalog.read() as connection:
+        rows = connection.execute(
+            "SELECT created_at, cost_usd_per_hour, served_share, gap FROM allocation "
+            "WHERE scenario = ? AND planner = 'coral' ORDER BY created_at DESC LIMIT ?",
+            [scenario, TREND],
+        ).fetchall()
+    largest = max((cost for _, cost, _, _ in rows), default=0.0) or 1.0
+    return "\n".join(
+        [
+            "| planned at | $/h | served | gap | |",
+            "| --- | ---: | ---: | ---: | --- |",
+            *(
+                f"| {at:%Y-%m-%d %H:%M} | {cost:.2f} | {served:.1%} | {gap:.2%} "
+                f"| {'█' * max(1, round(BAR * cost / largest))} |"
+                for at, cost, served, gap in rows
+            ),
+        ]
+    )
+
+
+def changes_markdown(scenario: str, result: Round) -> str:
+    """What a round of operation did and why."""
+    applied, changes = result.applied, result.replicas
+    lines = [
+        f"**{scenario}**: {result.why}.",
+        f"{applied.launched} nodes launched, {applied.failed} failed to launch, "
+        f"{applied.held_back} held back, {applied.terminated} terminated; {result.nodes} held at "
+        f"${result.cost_usd_per_hour:.2f}/h.",
+        f"{len(changes.kept)} replicas kept, {len(changes.started)} started, "
+        f"{len(changes.ended)} ended, {result.waiting} wait for those that follow them.",
+        *(f"- {reason}" for reason in applied.why),
+        *_replica_lines("started", changes.started, result),
+        *_replica_lines("ended", changes.ended, result),
+    ]
+    return "\n\n".join(lines)
+
+
+def market_gaps(catalog: Catalog) -> list[dict[str, object]]:
+    """Parts of the market of which nothing is known now."""
+    with catalog.read() as connection:
+        rows = connection.execute(
+            "SELECT feed, domain, part, gap_from, minutes, why FROM market_gap "
+            "WHERE gap_to IS NULL ORDER BY minutes DESC"
+        ).fetchall()
+    return [
+        {
+            "source": feed,
+            "domain": domain,
+            "part": part,
+            "not seen since": f"{since:%Y-%m-%d %H:%M}",
+            "minutes": round(minutes),
+            "why": why,
+        }
+        for feed, domain, part, since, minutes, why in rows
+    ]
+
+
+def publish_decision(catalog: Catalog, scenario: str, decision: Decision) -> None:
+    """The artifacts of a plan."""
+    key = artifact_key(scenario)
     create_table_artifact(plan_table(decision), key=f"{key}-plan", description="The plan")
     create_markdown_artifact(cost_markdown(scenario, decision), key=f"{key}-cost")
-    create_link_artifact(report.as_uri(), link_text="Report", key=f"{key}-report")
+    create_table_artifact(
+        binding_table(decision.coral), key=f"{key}-limits", description="What binds the plan"
+    )
+    create_markdown_artifact(trend_markdown(catalog, scenario), key=f"{key}-trend")
+    create_link_artifact(_uri(decision.report), link_text="Report", key=f"{key}-report")
+    create_table_artifact(
+        market_gaps(catalog), key="coral-market-gaps", description="Not known of the market now"
+    )
 
 
-publish_task = task(name="publish-artifacts", cache_policy=NO_CACHE)(publish_artifacts)
+def publish_round(catalog: Catalog, scenario: str, result: Round) -> None:
+    """Those of a round of operation, and of its plan where it made one."""
+    create_markdown_artifact(
+        changes_markdown(scenario, result), key=f"{artifact_key(scenario)}-changes"
+    )
+    if result.decision is not None:
+        publish_decision(catalog, scenario, result.decision)
+
+
+def artifact_key(scenario: str) -> str:
+    """Prefect takes small letters, digits and dashes."""
+    return "coral-" + "".join(c if c.isalnum() else "-" for c in scenario.lower())
+
+
+def _replica_lines(what: str, replicas: Sequence[Replica], result: Round) -> list[str]:
+    placements = {}
+    if result.decision is not None:
+        placements = {
+            planned.template.id: f"{planned.template.phase} {planned.template.workload} on "
+            f"{planned.template.placement.describe()}"
+            for planned in result.decision.coral.replicas
+        }
+    counted = Counter((r.domain, placements.get(r.template_id, r.template_id)) for r in replicas)
+    return [
+        f"- {what}: {count} x {placement} in {domain}"
+        for (domain, placement), count in sorted(counted.items())
+    ]
+
+
+def _uri(report: Path) -> str:
+    return report.resolve().as_uri()
+
+
+publish_decision_task = coral_task("publish-plan", publish_decision)
+publish_round_task = coral_task("publish-round", publish_round)

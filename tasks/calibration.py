@@ -11,9 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from catalog import simulations
 from catalog.store import Catalog
 from planner.allocation.plan import Plan
@@ -23,6 +20,7 @@ from planner.errors import ImpossibleSloError, NoTemplateError
 from planner.types import Phase, Template
 from tasks import progress
 from tasks.allocation import allocation_input, read_library
+from tasks.coral_task import coral_task
 from tasks.fleet_engines import fleet_of_plan
 from tasks.inputs import Inputs
 from tasks.requests import Load
@@ -121,7 +119,7 @@ def calibrate_caps(
     return result
 
 
-calibrate_task = task(name="calibrate-caps", cache_policy=NO_CACHE)(calibrate_caps)
+calibrate_task = coral_task("calibrate-caps", calibrate_caps)
 
 
 def _plan(inputs: Inputs, templates: Sequence[Template], own: Caps) -> Plan:

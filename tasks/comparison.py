@@ -9,8 +9,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import polars as pl
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 
 from catalog.store import Catalog
 from planner.allocation.plan import Plan
@@ -29,6 +27,7 @@ from tasks.allocation import allocation_input, read_library
 from tasks.comparison_plot import draw_lines
 from tasks.comparison_simulation import served_in_simulation
 from tasks.comparison_view import CORAL, Line
+from tasks.coral_task import coral_task
 from tasks.inputs import Inputs, load_inputs
 from tasks.levers import Planner, levers
 from tasks.suite import read_suite
@@ -243,7 +242,7 @@ def compare(
     return Comparison(title, ablate, tuple(lines), table, plot)
 
 
-compare_task = task(name="compare", cache_policy=NO_CACHE)(compare)
+compare_task = coral_task("compare", compare)
 
 
 def _others(case: Case, ablate: bool) -> Mapping[str, Planner]:

@@ -14,8 +14,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 
 from catalog.seed import seed_folder
 from catalog.store import Catalog
@@ -36,6 +34,7 @@ from simulator.streams import mixed_trace, steady_stream
 from simulator.trace import Trace
 from tasks import progress
 from tasks.allocation import allocation_input, read_library
+from tasks.coral_task import coral_task
 from tasks.evaluation_fleet import HOUR_S, FleetHistory
 from tasks.evaluation_record import record_evaluation
 from tasks.fleet_engines import engines_by_replica, fleet_of_plan
@@ -129,7 +128,7 @@ def evaluate_days(catalog: Catalog, inputs: Inputs, asked: Replay) -> Evaluation
     return record_evaluation(catalog, found, market)
 
 
-evaluate_task = task(name="evaluate", cache_policy=NO_CACHE)(evaluate_days)
+evaluate_task = coral_task("evaluate", evaluate_days)
 
 
 def _reporter(before: int, total: int) -> Callable[[int], None]:

@@ -13,8 +13,6 @@ from datetime import UTC, datetime
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 
 from catalog import reads, writes
 from catalog.store import Catalog
@@ -25,6 +23,7 @@ from planner.placement.settings import PlacementSettings
 from planner.placement.solution import Outcome
 from planner.types import DISAGGREGATED, Phase, Template, describe_combination
 from tasks import progress
+from tasks.coral_task import coral_task
 from tasks.inputs import PhaseInputs
 from tasks.solving import Batch, Solvers
 
@@ -116,7 +115,7 @@ def build_phase(catalog: Catalog, inputs: PhaseInputs, solvers: Solvers) -> Phas
     )
 
 
-build_phase_task = task(name="build-phase", cache_policy=NO_CACHE)(build_phase)
+build_phase_task = coral_task("build-phase", build_phase)
 
 
 def record_builds(
@@ -197,7 +196,7 @@ def share_templates(catalog: Catalog, phases: Sequence[PhaseInputs]) -> int:
     return new
 
 
-share_templates_task = task(name="share-templates", cache_policy=NO_CACHE)(share_templates)
+share_templates_task = coral_task("share-templates", share_templates)
 
 
 def may_share(owner: PhaseInputs, guest: PhaseInputs) -> bool:

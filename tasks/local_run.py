@@ -10,9 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from catalog import reads
 from catalog.seed import import_seed
 from catalog.store import Catalog
@@ -21,6 +18,7 @@ from planner.figures import ServiceFigures, service_figures
 from planner.scenario import ScenarioSpec
 from planner.site import LocalEngineSpec, LocalSite
 from planner.types import Workload
+from tasks.coral_task import coral_task
 from tasks.inputs import Inputs
 from tasks.load import LoadFigures, LoadRequest, figures, make_requests, send
 from tasks.local_site import check_engines, make_models, model_folder
@@ -128,5 +126,5 @@ def _alike(site: LocalSite, profile: str) -> tuple[tuple[str, ...], tuple[int, .
     return groups, tuple(sorted(sizes))
 
 
-prepare_task = task(name="prepare-local", cache_policy=NO_CACHE)(prepare)
-measure_service_task = task(name="measure-service", cache_policy=NO_CACHE)(measure_service)
+prepare_task = coral_task("prepare-local", prepare)
+measure_service_task = coral_task("measure-service", measure_service)

@@ -10,8 +10,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from filelock import FileLock, Timeout
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 
 from catalog import reads
 from catalog.store import Catalog
@@ -44,6 +42,7 @@ from planner.scenario import ScenarioSpec
 from planner.types import Market, Template
 from tasks.allocation import allocation_input, conclude, fingerprint, read_library
 from tasks.aws_site import aws_fleet
+from tasks.coral_task import coral_task
 from tasks.corrections import Learned
 from tasks.deploying import Wanted, aws_ground, deploy, local_ground
 from tasks.inputs import Inputs
@@ -159,7 +158,7 @@ def operate_once(
         if last is not None and last.fingerprint == mark and not scarce:
             choice = _same(last, held_nodes(settled))
         else:
-            choice = _choose(catalog, spec, inputs, data, mark, last, applied=not draft)
+            choice = _choose(catalog, spec, inputs, data, mark, last, now, applied=not draft)
         changes = _followed(running, choice.replicas, name, now, leases, hinted)
         gone = {replica.id for replica in changes.ended}
         freed = [
@@ -302,6 +301,7 @@ def _choose(
     data: AllocationInput,
     mark: str,
     last: reads.StoredPlan | None,
+    now: datetime,
     *,
     applied: bool,
 ) -> _Choice:
@@ -315,7 +315,7 @@ def _choose(
             raise
         return _Choice(None, nodes, replicas, f"{error}; the last plan stays", stopped=True)
     decision = conclude(
-        catalog, inputs, data, found.plan, found.homo_joint, mark=mark, applied=applied
+        catalog, inputs, data, found.plan, found.homo_joint, mark=mark, applied=applied, at=now
     )
     return _Choice(decision, found.plan.node_counts, found.plan.replica_counts, found.why)
 
@@ -337,7 +337,7 @@ def fleet_lock(catalog: Catalog) -> Iterator[None]:
         lock.release()
 
 
-operate_task = task(name="operate-once", cache_policy=NO_CACHE)(operate_once)
+operate_task = coral_task("operate-once", operate_once)
 
 
 def _is_allowed(lease: Lease, spec: ScenarioSpec) -> bool:

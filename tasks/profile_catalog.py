@@ -8,8 +8,6 @@ from datetime import datetime
 from pathlib import Path
 
 import numpy as np
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 
 from catalog import reads, writes
 from catalog.seed import import_seed
@@ -21,6 +19,7 @@ from planner.perf.model import PerformanceModel
 from planner.perf.tables import LayerRow
 from planner.types import GpuSpec, ModelSpec
 from tasks.aiconfigurator import AiconfiguratorError, profile_from
+from tasks.coral_task import coral_task
 from tasks.home import open_catalog
 from tasks.inputs import performance_model, read_known
 from tasks.profile_tables import Profile, import_profile, read_profile
@@ -206,4 +205,4 @@ def median_pct(values: Sequence[float]) -> float | None:
     return float(100.0 * np.median(np.abs(values))) if len(values) else None
 
 
-import_profile_task = task(name="import-profile", cache_policy=NO_CACHE)(import_profile)
+import_profile_task = coral_task("import-profile", import_profile)

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import distributed
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 
 import executor.profiler
 from planner.errors import CoralError, InputError
 from planner.shapes import ARCHITECTURES, DTYPE_BYTES, model_from_config
+from tasks.coral_task import coral_task
 from tasks.profile_file import read_measurements
 from tasks.progress import report
 from tasks.solving import SchedulerMismatchError, SchedulerUnreachableError
@@ -257,5 +256,5 @@ def _end(process: subprocess.Popen[str]) -> None:
             process.wait()
 
 
-run_profiler_task = task(name="measure", cache_policy=NO_CACHE)(run_profiler)
-profile_on_workers_task = task(name="measure-on-workers", cache_policy=NO_CACHE)(profile_on_workers)
+run_profiler_task = coral_task("measure", run_profiler)
+profile_on_workers_task = coral_task("measure-on-workers", profile_on_workers)

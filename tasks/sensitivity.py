@@ -10,13 +10,12 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 
 from catalog import reads
 from catalog.store import Catalog
 from planner.placement.profile import GIB
 from planner.types import Combination, Market, Phase, Template
+from tasks.coral_task import coral_task
 from tasks.inputs import Inputs, PhaseInputs
 from tasks.library import all_keys
 
@@ -79,9 +78,7 @@ def measure_sensitivity(catalog: Catalog, inputs: Inputs) -> Sensitivity:
     return Sensitivity(tuple(by_nodes), tuple(by_memory), plot)
 
 
-measure_sensitivity_task = task(name="measure-sensitivity", cache_policy=NO_CACHE)(
-    measure_sensitivity
-)
+measure_sensitivity_task = coral_task("measure-sensitivity", measure_sensitivity)
 
 
 def plateau(points: Sequence[Point], cap: str, value: str, within: float = 0.005) -> float:

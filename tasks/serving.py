@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 
 from executor.deployment import read_deployment
 from executor.home import HomeFiles
@@ -21,6 +19,7 @@ from executor.local import LocalFleet
 from executor.processes import die_with_parent
 from executor.routes import read_routes
 from planner.errors import CoralError, InputError
+from tasks.coral_task import coral_task
 from tasks.fleet_view import end_fleet
 from tasks.progress import report
 
@@ -90,7 +89,7 @@ def wait_routed(site: Site, patience_s: float) -> int:
         time.sleep(0.5)
 
 
-wait_routed_task = task(name="wait-until-routed", cache_policy=NO_CACHE)(wait_routed)
+wait_routed_task = coral_task("wait-until-routed", wait_routed)
 
 
 def _start(home: Path, verb: str, options: list[str]) -> subprocess.Popen[bytes]:

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import duckdb
 import numpy as np
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 
 from catalog import reads
 from catalog.store import Catalog
@@ -26,6 +24,7 @@ from simulator.measures import (
 )
 from simulator.run import Result
 from simulator.run import simulate as run_simulation
+from tasks.coral_task import coral_task
 from tasks.fleet_engines import plan_engines
 from tasks.inputs import Inputs
 from tasks.requests import History, Load, requests_of
@@ -108,7 +107,7 @@ def simulate_plan(
     return replace(found, report=report, events=events)
 
 
-simulate_task = task(name="simulate", cache_policy=NO_CACHE)(simulate_plan)
+simulate_task = coral_task("simulate", simulate_plan)
 
 
 def read_histories(connection: duckdb.DuckDBPyConnection) -> dict[str, History]:

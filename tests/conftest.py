@@ -23,6 +23,7 @@ from tasks.scenario_file import read_scenario
 from tasks.solving import Solvers
 from tests.support.aws_server import AwsServer
 from tests.support.library import build_library
+from tests.support.planned import planned_catalog
 
 
 @pytest.fixture(autouse=True)
@@ -75,6 +76,12 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> tuple[Catalog, Inputs]:
 def tiny_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A database with the templates of the tiny scenario, built once."""
     return build_library(tmp_path_factory.mktemp("tiny"), read_scenario("tiny"))
+
+
+@pytest.fixture(scope="session")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
+    """Tiny's library, a plan, and a fleet that had one node over midnight."""
+    return planned_catalog(tmp_path_factory.mktemp("planned"))
 
 
 @pytest.fixture(scope="session")

@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from prefect import task
 from prefect.artifacts import create_table_artifact
-from prefect.cache_policies import NO_CACHE
 
 from catalog.market.pull import Landed, Limits, Pull
 from catalog.market.writes import append_pull, watch_failure
@@ -17,6 +15,7 @@ from catalog.seed import import_seed
 from catalog.store import Catalog
 from planner.errors import CoralError, InputError
 from planner.market import SNAPSHOT, MarketSpec
+from tasks.coral_task import coral_task
 from tasks.market.deadline import DeadlineError, run_all
 from tasks.market.sources import caller, feed_of, read_before
 from tasks.progress import report
@@ -81,7 +80,7 @@ def refresh(catalog: Catalog, market: MarketSpec, at: datetime) -> Refreshed:
     return Refreshed(at, tuple(landed), failed, time.perf_counter() - started)
 
 
-refresh_task = task(name="refresh-market", cache_policy=NO_CACHE)(refresh)
+refresh_task = coral_task("refresh-market", refresh)
 
 
 def _named(source: str, error: Exception) -> CoralError:
@@ -108,4 +107,4 @@ def publish_refresh(found: Refreshed) -> None:
     create_table_artifact(rows, key="coral-market", description="Sources of the last refresh")
 
 
-publish_refresh_task = task(name="publish-market", cache_policy=NO_CACHE)(publish_refresh)
+publish_refresh_task = coral_task("publish-market", publish_refresh)

@@ -1,0 +1,1 @@
+"""A read-only dashboard of the snapshot: `coral ui`."""

@@ -1,0 +1,172 @@
+"""What the dashboard asks of the snapshot; every answer is a table."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from catalog.store import Catalog
+
+DAYS_SHOWN = 14
+ROWS_SHOWN = 100
+
+
+class Queries:
+    """Questions about one home's snapshot, which is opened anew for each."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    @property
+    def snapshot_at(self) -> float:
+        """When it was published, in seconds since 1970."""
+        return self._catalog.snapshot.stat().st_mtime
+
+    def scenarios(self) -> list[str]:
+        """Scenarios that were planned, the one planned last first."""
+        found = self._catalog.frame(
+            "SELECT scenario FROM allocation GROUP BY scenario ORDER BY max(created_at) DESC"
+        )
+        return found["scenario"].to_list()
+
+    def plans(self, scenario: str) -> pl.DataFrame:
+        """Plans of the last days, oldest first, by planner."""
+        return self._catalog.frame(
+            "SELECT created_at AT TIME ZONE 'UTC' AS created_at, planner, cost_usd_per_hour, "
+            "served_share, gap, proven, solve_s, templates, applied, decision_id "
+            "FROM allocation WHERE scenario = ? AND created_at > (SELECT max(created_at) FROM "
+            f"allocation WHERE scenario = ?) - INTERVAL {DAYS_SHOWN} DAY ORDER BY created_at",
+            [scenario, scenario],
+        )
+
+    def limits(self, scenario: str) -> pl.DataFrame:
+        """What binds Coral's latest plan."""
+        return self._catalog.frame(
+            "SELECT text, used, amount, unit, worth, worth_unit FROM allocation_binding "
+            "WHERE allocation_id = (SELECT allocation_id FROM allocation WHERE planner = 'coral' "
+            "AND scenario = ? ORDER BY created_at DESC LIMIT 1) ORDER BY worth DESC",
+            [scenario],
+        )
+
+    def services(self, scenario: str) -> pl.DataFrame:
+        """Demand, what is served and what it costs, by workload, in Coral's latest plan."""
+        return self._catalog.frame(
+            "SELECT workload, demand_rps, served_rps, cost_usd_per_hour FROM allocation_service "
+            "WHERE allocation_id = (SELECT allocation_id FROM allocation WHERE planner = 'coral' "
+            "AND scenario = ? ORDER BY created_at DESC LIMIT 1) ORDER BY workload",
+            [scenario],
+        )
+
+    def replicas(self, scenario: str) -> pl.DataFrame:
+        """Where Coral's latest plan runs what."""
+        return self._catalog.frame(
+            "SELECT i.domain, t.phase, i.workload, t.placement, i.replicas, i.load_rps "
+            "FROM allocation_item i JOIN template t USING (template_id) "
+            "WHERE allocation_id = (SELECT allocation_id FROM allocation WHERE planner = 'coral' "
+            "AND scenario = ? ORDER BY created_at DESC LIMIT 1) ORDER BY ALL",
+            [scenario],
+        )
+
+    def fleet(self, scenario: str) -> pl.DataFrame:
+        """Nodes that are held."""
+        return self._catalog.frame(
+            "SELECT domain, node_class, market, state, nodes, usd_per_hour FROM fleet_now "
+            "WHERE scenario = ?",
+            [scenario],
+        )
+
+    def events(self, scenario: str) -> pl.DataFrame:
+        """The last changes of nodes, the newest first."""
+        return self._catalog.frame(
+            "SELECT happened_at AT TIME ZONE 'UTC' AS happened_at, l.node_class, l.domain, "
+            "e.state, e.reason FROM lease_event e JOIN lease l USING (lease_id) "
+            f"WHERE l.scenario = ? ORDER BY e.number DESC LIMIT {ROWS_SHOWN}",
+            [scenario],
+        )
+
+    def model_cost(self, scenario: str) -> pl.DataFrame:
+        """USD/hour of plans by model, oldest first."""
+        return self._catalog.frame(
+            "SELECT created_at AT TIME ZONE 'UTC' AS created_at, model, sum(cost_usd_per_hour) "
+            "AS usd_per_hour, sum(demand_rps) AS demand_rps, sum(served_rps) AS served_rps "
+            "FROM model_cost WHERE scenario = ? AND cost_usd_per_hour IS NOT NULL "
+            f"AND created_at > (SELECT max(created_at) FROM model_cost WHERE scenario = ?) "
+            f"- INTERVAL {DAYS_SHOWN} DAY GROUP BY ALL ORDER BY ALL",
+            [scenario, scenario],
+        )
+
+    def spend(self, scenario: str) -> pl.DataFrame:
+        """USD by day and market, of instances."""
+        return self._catalog.frame(
+            "SELECT day, market, sum(usd) AS usd FROM spend_by_day WHERE scenario = ? "
+            "GROUP BY ALL ORDER BY ALL",
+            [scenario],
+        )
+
+    def templates(
+        self, model: str | None, gpu: str | None, phase: str | None, nodes: int | None, sort: str
+    ) -> pl.DataFrame:
+        """The best templates of a filter; `sort` is a column of theirs."""
+        order = sort if sort in SORTS else "tokens_per_usd"
+        return self._catalog.frame(
+            "SELECT model, workload, phase, nodes, placement, throughput_rps, usd_per_hour, "
+            "tokens_per_usd, provenance, template_id FROM best_templates "
+            "WHERE (? IS NULL OR model = ?) AND (? IS NULL OR phase = ?) "
+            "AND (? IS NULL OR nodes = ?) AND (? IS NULL OR template_id IN (SELECT template_id "
+            "FROM template_stage s JOIN instance_type i USING (node_class) WHERE i.gpu = ?)) "
+            f"ORDER BY {order} {'ASC' if order == 'usd_per_hour' else 'DESC'}, template_id "
+            "LIMIT 500",
+            [model, model, phase, phase, nodes, nodes, gpu, gpu],
+        )
+
+    def template_choices(self) -> tuple[list[str], list[str], list[int]]:
+        """Models, GPUs and numbers of nodes that templates have."""
+        models = self._catalog.frame("SELECT DISTINCT model FROM template ORDER BY model")
+        gpus = self._catalog.frame(
+            "SELECT DISTINCT gpu FROM instance_type WHERE node_class IN "
+            "(SELECT node_class FROM template_stage) ORDER BY gpu"
+        )
+        nodes = self._catalog.frame("SELECT DISTINCT nodes FROM template ORDER BY nodes")
+        return models["model"].to_list(), gpus["gpu"].to_list(), nodes["nodes"].to_list()
+
+    def prices(self, gpu: str, market: str) -> pl.DataFrame:
+        """USD/hour of one GPU over time, by domain, the least instance type's."""
+        return self._catalog.frame(
+            "SELECT o.observed_at AT TIME ZONE 'UTC' AS observed_at, o.domain, o.instance_type, "
+            "min(o.price_usd_per_hour / i.gpu_count) AS usd_per_gpu_hour FROM offer o "
+            "JOIN instance_type i ON i.cloud = o.cloud AND i.instance_type = o.instance_type "
+            "WHERE o.rejected_because IS NULL AND i.gpu = ? AND o.market = ? "
+            "GROUP BY ALL ORDER BY ALL",
+            [gpu, market],
+        )
+
+    def cheapest(self) -> pl.DataFrame:
+        """The least price of every GPU type now, on demand and spot."""
+        return self._catalog.frame(
+            "SELECT gpu, market, min(price_usd_per_hour / gpu_count) AS usd_per_gpu_hour, "
+            "arg_min(domain, price_usd_per_hour / gpu_count) AS domain, "
+            "arg_min(instance_type, price_usd_per_hour / gpu_count) AS instance_type "
+            "FROM price_now GROUP BY ALL ORDER BY gpu, market"
+        )
+
+    def gaps(self) -> pl.DataFrame:
+        """Parts of the market of which nothing is known now."""
+        return self._catalog.frame(
+            "SELECT feed, domain, part, gap_from AT TIME ZONE 'UTC' AS gap_from, minutes, why "
+            "FROM market_gap WHERE gap_to IS NULL ORDER BY minutes DESC"
+        )
+
+    def attainment(self, scenario: str) -> pl.DataFrame:
+        """What simulations of plans said, the newest first."""
+        return self._catalog.frame(
+            "SELECT simulated_at AT TIME ZONE 'UTC' AS simulated_at, workload, trace, load, "
+            "attainment, ttft_p95_ms, tpot_p95_ms, goodput_tokens_per_s FROM simulation "
+            f"WHERE scenario = ? ORDER BY simulated_at DESC, workload LIMIT {ROWS_SHOWN}",
+            [scenario],
+        )
+
+
+SORTS = {
+    "tokens_per_usd": "tokens per dollar",
+    "throughput_rps": "requests/s",
+    "usd_per_hour": "USD per hour",
+}

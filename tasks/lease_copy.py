@@ -1,0 +1,54 @@
+"""What the fleet's own file says of leases, copied into the catalog for analysts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import polars as pl
+
+from catalog.fleet import last_event, write_leases
+from catalog.store import Catalog
+from executor.lease_store import SqliteLeaseStore
+
+TIME = pl.Datetime("us", "UTC")
+LEASES: Mapping[str, Any] = {
+    "lease_id": pl.String, "scenario": pl.String, "domain": pl.String, "zone": pl.String,
+    "instance_type": pl.String, "node_class": pl.String, "market": pl.String,
+    "price_usd_per_hour": pl.Float64, "fleet": pl.String, "state": pl.String,
+    "reason": pl.String, "replica_id": pl.String, "instance_id": pl.String,
+    "created_at": TIME, "ready_at": TIME, "ended_at": TIME,
+}  # fmt: skip
+EVENTS: Mapping[str, Any] = {
+    "number": pl.Int64, "lease_id": pl.String, "happened_at": TIME, "state": pl.String,
+    "reason": pl.String,
+}  # fmt: skip
+
+
+def copy_leases(catalog: Catalog) -> int:
+    """Take in what changed since the last time; how many events that was."""
+    path = catalog.home / "leases.sqlite"
+    if not path.exists():
+        return 0
+    store = SqliteLeaseStore(path)
+    with catalog.read() as connection:
+        since = last_event(connection)
+    events = store.events_since(since)
+    if not events:
+        return 0
+    changed = {event[1] for event in events}
+    rows = [
+        (
+            x.id, x.scenario, x.domain, x.zone, x.instance_type, x.node_class, x.market.value,
+            x.price_usd_per_hour, x.fleet, x.state.value, x.reason, x.replica, x.instance_id,
+            x.created_at, x.ready_at, x.ended_at,
+        )
+        for x in store.some(changed)
+    ]  # fmt: skip
+    with catalog.write() as connection:
+        write_leases(
+            connection,
+            pl.DataFrame(rows, LEASES, orient="row"),
+            pl.DataFrame(events, EVENTS, orient="row"),
+        )
+    return len(events)
