@@ -13,6 +13,8 @@ from starlette.applications import Starlette
 
 from executor.gateway.patience import PatientProtocol
 
+GC_THRESHOLD = (50_000, 20, 20)  # objects of a request make hardly any cycles: look seldom
+
 
 def serve(app: Starlette, notice_s: float, **options: Any) -> None:
     """Until it is told to end; uvicorn's options."""
@@ -21,6 +23,7 @@ def serve(app: Starlette, notice_s: float, **options: Any) -> None:
     )
     gc.collect()
     gc.freeze()  # modules are never garbage: to look through them again would hold up streams
+    gc.set_threshold(*GC_THRESHOLD)
     LeavingServer(config, app, notice_s).run()
 
 
