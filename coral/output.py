@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 import typer
 
+from executor.logs import FORMAT, log_to_stderr
+
 Result = TypeVar("Result")
 
 
@@ -25,6 +27,8 @@ def flow_run() -> Iterator[None]:
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("DO_NOT_TRACK", "1")
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    if os.environ.get(FORMAT) == "json":
+        log_to_stderr("coral")
     from coral.progress import progress_bars
 
     try:

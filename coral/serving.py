@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -64,8 +64,9 @@ def agent(
     from executor.control.agent import Agent, AgentSettings
     from executor.control.join import Joining, join
     from executor.control.keys import load_or_make, read_keys
+    from executor.logs import log_to_stderr
 
-    _log_to_stderr()
+    log_to_stderr()
     keys = read_keys(key_file) if enrol is None else load_or_make(key_file)
     if enrol is not None:
         join(Joining(enrol, controller_key, lease, ticket, began, installed), keys)
@@ -89,15 +90,26 @@ def controller(
         float,
         typer.Option(min=5.0, help="Seconds that nodes go on when this controller is gone."),
     ] = 30.0,
+    metrics: Annotated[
+        str | None, typer.Option(help="Also answer Prometheus at this host:port. [not]")
+    ] = None,
 ) -> None:
     """Bring nodes to what is deployed, and tell gateways which replicas answer."""
     from executor.daemon import Daemon
     from executor.home import resolve_home
+    from executor.lease_store import SqliteLeaseStore
+    from executor.logs import log_to_stderr
+    from executor.metrics import ControllerCollector, serve_metrics
 
-    _log_to_stderr()
+    log_to_stderr()
     ended = []
     _on_signals(lambda: ended.append(True))
-    with Daemon(resolve_home(home), address, lease) as daemon:
+    folder = resolve_home(home)
+    with Daemon(folder, address, lease) as daemon, ExitStack() as stack:
+        if metrics is not None:
+            leases = SqliteLeaseStore(folder / "leases.sqlite")
+            stop = serve_metrics(metrics, ControllerCollector(daemon, leases.all))
+            stack.callback(stop)
         found = daemon.controller
         typer.echo(f"controller at {found.address}, nodes enrol at {found.enrol_address}", err=True)
         while not ended:
@@ -151,7 +163,9 @@ def gateway(
     app = make_app(folder, limits, controller=controller)
     tls = _tls(certificate, certificate_key)
     refuse_taken(host, port)
-    _log_to_stderr()
+    from executor.logs import log_to_stderr
+
+    log_to_stderr()
     typer.echo(f"gateway at {'https' if tls else 'http'}://{host}:{port}", err=True)
     _on_signals(lambda: None)  # the server has handlers of its own, and gives these back
     serve(app, notice, host=host, port=port, timeout_graceful_shutdown=drain, **tls)
@@ -268,13 +282,6 @@ def refuse_taken(host: str, port: int) -> None:
             raise PortTakenError(
                 f"cannot listen on {host}:{port} ({error.strerror}); choose another --port"
             ) from error
-
-
-def _log_to_stderr() -> None:
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 def _on_signals(stop: Callable[[], None]) -> None:

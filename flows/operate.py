@@ -18,6 +18,7 @@ from tasks.market.launches import remember_launches
 from tasks.observed import load_inbox
 from tasks.opaque import opaque
 from tasks.operating import Round, operate_task
+from tasks.round_log import log_round
 from tasks.scenario_file import read_scenario
 
 
@@ -41,7 +42,7 @@ def operate(scenario: Scenario = "core", home: Home = None, draft: bool = False)
     result = operate_task(catalog, opaque(spec), opaque(inputs), now, draft)
     result = replace(result, demand=demand, learned=learned)
     publish_round_task(catalog, inputs.scenario.name, opaque(result))
-    raise_alarms_task(opaque(spec), opaque(inputs), opaque(result))
-    copy_leases(catalog)
+    alarms = raise_alarms_task(opaque(spec), opaque(inputs), opaque(result))
+    log_round(spec.name, result, copy_leases(catalog), alarms)
     catalog.publish(force=True)
     return result

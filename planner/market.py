@@ -31,7 +31,7 @@ class MarketSpec(Strict):
     all. A source is `snapshot`, `aws`, a provider of gpuhunt such as `gcp`, or a file.
     """
 
-    sources: Annotated[tuple[str, ...], Field(min_length=1)] = (SNAPSHOT,)
+    sources: Annotated[tuple[str, ...], Field(min_length=1)] = (SNAPSHOT,)  # the best first
     aws_regions: Annotated[tuple[str, ...], Field(min_length=1)] | None = None  # all enabled ones
     gpuhunt_folder: str | None = None  # catalogues as gpuhunt has them, in place of a download
     deadline_s: PositiveFloat = 60.0  # of one source in one refresh

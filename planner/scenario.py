@@ -28,8 +28,8 @@ Sizes = Annotated[tuple[Annotated[int, Field(ge=1, le=LARGEST_BATCH)], ...], Fie
 class SloSpec(Strict):
     """Latency objectives, in milliseconds."""
 
-    ttft_ms: PositiveFloat
-    tpot_ms: PositiveFloat
+    ttft_ms: PositiveFloat  # time to first token, at the 95th percentile of lengths
+    tpot_ms: PositiveFloat  # time per output token after the first
 
 
 class LengthsSpec(Strict):
@@ -37,7 +37,7 @@ class LengthsSpec(Strict):
 
     mean_input: PositiveFloat
     mean_output: PositiveFloat
-    p95_input: PositiveFloat
+    p95_input: PositiveFloat  # the latency objectives hold up to these
     p95_output: PositiveFloat
 
 
@@ -55,13 +55,13 @@ class DemandSpec(Strict):
     A forecast is from a history of the catalog, or from what gateways saw.
     """
 
-    requests_per_s: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
-    trace: str | None = None
-    history: str | None = None
+    requests_per_s: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)  # a fixed rate
+    trace: str | None = None  # a shipped trace, at a quantile of its minutes
+    history: str | None = None  # a shipped history of days, forecast
     observed: ObservedSpec | None = None
     until_hours: PositiveFloat | None = None  # what is known of the history; all of it
-    quantile: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.95
-    scale: PositiveFloat = 1.0
+    quantile: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.95  # of the minutes, or of what may come
+    scale: PositiveFloat = 1.0  # on the rate
 
     @model_validator(mode="after")
     def _one_source(self) -> DemandSpec:
@@ -76,17 +76,17 @@ class DemandSpec(Strict):
 class WorkloadSpec(Strict):
     """One stream of requests to one model."""
 
-    model: str
-    name: str | None = None
+    model: str  # its name in the catalog, or the end of it
+    name: str | None = None  # the model's, where it is left out
     dtype: str | None = None  # the model's own
     slo: SloSpec
-    lengths: str | LengthsSpec
+    lengths: str | LengthsSpec  # a shipped distribution by name, or its figures
     demand: DemandSpec
-    weight: PositiveFloat = 1.0
-    domains: tuple[str, ...] | None = None
-    least_served: float = Field(default=0.0, ge=0.0, le=1.0)
-    largest_domain_share: Share = 1.0
-    origin: str | None = None
+    weight: PositiveFloat = 1.0  # of a request that is not served, beside those of others
+    domains: tuple[str, ...] | None = None  # the only ones that may serve it (residency)
+    least_served: float = Field(default=0.0, ge=0.0, le=1.0)  # of its demand, or no plan at all
+    largest_domain_share: Share = 1.0  # of its demand in one domain (spread)
+    origin: str | None = None  # domain where its traffic comes from: egress is paid elsewhere
 
 
 class StockSpec(Strict):
@@ -96,9 +96,9 @@ class StockSpec(Strict):
     many nodes as hold so many GPUs together, at least one. With 0 they are left out.
     """
 
-    level: Literal["ample", "limited", "scarce"] = "limited"
-    factor: float = Field(default=1.0, ge=0.0)
-    unknown_gpus: int = Field(default=0, ge=0)
+    level: Literal["ample", "limited", "scarce"] = "limited"  # of the shipped assumption
+    factor: float = Field(default=1.0, ge=0.0)  # on the nodes assumed
+    unknown_gpus: int = Field(default=0, ge=0)  # see above
 
     @property
     def note(self) -> str:
@@ -115,31 +115,33 @@ class OwnedSpec(Strict):
 
     domain: str
     instance_type: str
-    nodes: PositiveInt
+    nodes: PositiveInt  # so many are there
 
 
 class PlacementSpec(Strict):
     """Caps and assumptions of the template library; defaults are PlacementSettings'."""
 
-    max_nodes: Annotated[int, Field(ge=1, le=8)] = 3
-    memory_ratio: Annotated[float, Field(ge=1.0)] = 12.0
-    least_gain: Annotated[float, Field(ge=1e-4, lt=1.0)] = PlacementSettings().least_gain
-    solver: Literal["exact", "ilp"] = "exact"
-    node_options: Literal["all", "whole"] = "all"
-    decode_batch_sizes: Sizes = PlacementSettings().decode_batch_sizes
-    prefill_batch_sizes: Sizes = PlacementSettings().prefill_batch_sizes
-    aggregated_batch_sizes: Sizes = PlacementSettings().aggregated_batch_sizes
-    memory_utilization: Share = 0.90
-    reserve_gib_per_gpu: float = Field(default=1.5, ge=0.0)
-    max_batched_tokens: PositiveInt = 8192
+    max_nodes: Annotated[int, Field(ge=1, le=8)] = 3  # of one replica (N_max)
+    memory_ratio: Annotated[float, Field(ge=1.0)] = 12.0  # GPU memory over weights (rho), at most
+    least_gain: Annotated[float, Field(ge=1e-4, lt=1.0)] = (
+        PlacementSettings().least_gain
+    )  # over parts
+    solver: Literal["exact", "ilp"] = "exact"  # exact is compiled, ilp is PuLP and HiGHS
+    node_options: Literal["all", "whole"] = "all"  # whole: no groups smaller than a node
+    decode_batch_sizes: Sizes = PlacementSettings().decode_batch_sizes  # tried
+    prefill_batch_sizes: Sizes = PlacementSettings().prefill_batch_sizes  # tried
+    aggregated_batch_sizes: Sizes = PlacementSettings().aggregated_batch_sizes  # tried
+    memory_utilization: Share = 0.90  # of GPU memory, as vLLM takes it
+    reserve_gib_per_gpu: float = Field(default=1.5, ge=0.0)  # beside weights and KV
+    max_batched_tokens: PositiveInt = 8192  # of a step, as vLLM takes it
     hop_latency_ms: float | None = Field(default=None, ge=0.0)  # None: measured, or else assumed
-    ttft_queue_share: float = Field(default=0.20, ge=0.0, lt=1.0)
-    kv_handover_share: float = Field(default=0.30, gt=0.0, lt=1.0)
-    prefill_utilization: Share = 0.70
-    decode_utilization: Share = 0.90
-    aggregated_utilization: Share = 0.80
-    caps: Literal["calibrated", "assumed"] = "calibrated"
-    corrections: Literal["observed", "none"] = "observed"
+    ttft_queue_share: float = Field(default=0.20, ge=0.0, lt=1.0)  # of the TTFT, to wait
+    kv_handover_share: float = Field(default=0.30, gt=0.0, lt=1.0)  # of the TTFT, to move KV
+    prefill_utilization: Share = 0.70  # how full replicas are planned where nothing is calibrated
+    decode_utilization: Share = 0.90  # the same
+    aggregated_utilization: Share = 0.80  # the same
+    caps: Literal["calibrated", "assumed"] = "calibrated"  # those found, or the three above
+    corrections: Literal["observed", "none"] = "observed"  # what serving taught, or the profiles
 
     @model_validator(mode="after")
     def _leave_time(self) -> PlacementSpec:
@@ -159,32 +161,32 @@ class PlacementSpec(Strict):
 class QuotaSpec(Strict):
     """Most vCPUs of instance types and domains that match shell patterns."""
 
-    vcpus: Annotated[int, Field(ge=0)]
-    domains: str = "*"
-    instance_types: str = "*"
-    market: Market | None = None
+    vcpus: Annotated[int, Field(ge=0)]  # of all nodes that match
+    domains: str = "*"  # shell pattern
+    instance_types: str = "*"  # shell pattern
+    market: Market | None = None  # spot, on_demand; both where it is left out
 
 
 class EgressSpec(Strict):
     """Price of traffic that leaves a domain for a workload's origin elsewhere."""
 
-    usd_per_gib: dict[str, Annotated[float, Field(ge=0.0)]]
-    bytes_per_token: PositiveFloat = 4.0
+    usd_per_gib: dict[str, Annotated[float, Field(ge=0.0)]]  # by domain
+    bytes_per_token: PositiveFloat = 4.0  # of an answer
 
 
 class AllocationSpec(Strict):
     """Horizon, costs of change, limits and solver limits of the allocation."""
 
-    horizon_hours: PositiveFloat = 1.0
-    startup_minutes: float = Field(default=10.0, ge=0.0)
-    drain_minutes: float = Field(default=2.0, ge=0.0)
-    restart_minutes: float = Field(default=5.0, ge=0.0)
-    relative_gap: float = Field(default=0.005, ge=0.0, lt=1.0)
-    deadline_s: PositiveFloat = 60.0
-    solver: Literal["columns", "full"] = "columns"
-    quotas: tuple[QuotaSpec, ...] = ()
-    largest_spot_share: float = Field(default=1.0, ge=0.0, le=1.0)
-    budget_usd_per_hour: PositiveFloat | None = None
+    horizon_hours: PositiveFloat = 1.0  # over which start-ups and drains pay
+    startup_minutes: float = Field(default=10.0, ge=0.0)  # paid before a node serves
+    drain_minutes: float = Field(default=2.0, ge=0.0)  # paid after it served
+    restart_minutes: float = Field(default=5.0, ge=0.0)  # of nodes whose replica changes
+    relative_gap: float = Field(default=0.005, ge=0.0, lt=1.0)  # at which the search ends
+    deadline_s: PositiveFloat = 60.0  # at which it ends anyway
+    solver: Literal["columns", "full"] = "columns"  # columns: decomposed; full: one program
+    quotas: tuple[QuotaSpec, ...] = ()  # of clouds, by patterns
+    largest_spot_share: float = Field(default=1.0, ge=0.0, le=1.0)  # of the rented GPUs
+    budget_usd_per_hour: PositiveFloat | None = None  # of rented nodes
     egress: EgressSpec | None = None
 
     @model_validator(mode="after")
@@ -210,7 +212,7 @@ class AllocationSpec(Strict):
 class FleetSpec(LocalSite):
     """The fleet that a plan is applied to: simulated, processes on this machine, or EC2."""
 
-    kind: Literal["simulated", "local", "aws"] = "simulated"
+    kind: Literal["simulated", "local", "aws"] = "simulated"  # local: processes here; aws: EC2
     aws: AwsSite = AwsSite()
     start_up: Literal["measured", "given"] = "measured"  # minutes of a plan, once nodes came up
     startup_minutes: PositiveFloat = 10.0  # simulated, as the next three
@@ -260,13 +262,13 @@ class OperateSpec(Strict):
 class ScenarioSpec(Strict):
     """One scenario file."""
 
-    name: str
-    description: str = ""
-    workloads: Annotated[tuple[WorkloadSpec, ...], Field(min_length=1)]
-    demand_scale: PositiveFloat = 1.0
-    node_classes: Annotated[tuple[str, ...], Field(min_length=1)]
-    domains: Annotated[tuple[str, ...], Field(min_length=1)]
-    markets: Annotated[tuple[Market, ...], Field(min_length=1)] = (Market.ON_DEMAND,)
+    name: str  # under which plans, nodes and replicas are kept
+    description: str = ""  # for people
+    workloads: Annotated[tuple[WorkloadSpec, ...], Field(min_length=1)]  # streams of requests
+    demand_scale: PositiveFloat = 1.0  # on every workload's demand
+    node_classes: Annotated[tuple[str, ...], Field(min_length=1)]  # as 'H100 x8'
+    domains: Annotated[tuple[str, ...], Field(min_length=1)]  # regions: 'aws:us-east-1'
+    markets: Annotated[tuple[Market, ...], Field(min_length=1)] = (Market.ON_DEMAND,)  # to rent in
     market: MarketSpec = MarketSpec()
     stock: StockSpec = StockSpec()
     owned: tuple[OwnedSpec, ...] = ()

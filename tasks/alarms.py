@@ -47,10 +47,12 @@ def _alarms(spec: ScenarioSpec, inputs: Inputs, result: Round) -> Iterator[Alarm
         yield Alarm(MARKET_STALE, "; ".join(stale))
 
 
-def raise_alarms(spec: ScenarioSpec, inputs: Inputs, result: Round) -> None:
+def raise_alarms(spec: ScenarioSpec, inputs: Inputs, result: Round) -> list[Alarm]:
     """Tell the Prefect server; `coral alerts` says whom it tells."""
-    for alarm in alarms_of(spec, inputs, result):
+    found = alarms_of(spec, inputs, result)
+    for alarm in found:
         tell(alarm.event, "scenario", inputs.scenario.name, what=alarm.what)
+    return found
 
 
 raise_alarms_task = coral_task("raise-alarms", raise_alarms)

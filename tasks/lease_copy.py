@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from datetime import datetime
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -25,18 +26,28 @@ EVENTS: Mapping[str, Any] = {
 }  # fmt: skip
 
 
-def copy_leases(catalog: Catalog) -> int:
-    """Take in what changed since the last time; how many events that was."""
+class LeaseEvent(NamedTuple):
+    """One change of a node's state."""
+
+    number: int
+    lease_id: str
+    happened_at: datetime
+    state: str
+    reason: str
+
+
+def copy_leases(catalog: Catalog) -> list[LeaseEvent]:
+    """Take in what changed since the last time; these events, oldest first."""
     path = catalog.home / "leases.sqlite"
     if not path.exists():
-        return 0
+        return []
     store = SqliteLeaseStore(path)
     with catalog.read() as connection:
         since = last_event(connection)
-    events = store.events_since(since)
+    events = [LeaseEvent(*event) for event in store.events_since(since)]
     if not events:
-        return 0
-    changed = {event[1] for event in events}
+        return []
+    changed = {event.lease_id for event in events}
     rows = [
         (
             x.id, x.scenario, x.domain, x.zone, x.instance_type, x.node_class, x.market.value,
@@ -51,4 +62,4 @@ def copy_leases(catalog: Catalog) -> int:
             pl.DataFrame(rows, LEASES, orient="row"),
             pl.DataFrame(events, EVENTS, orient="row"),
         )
-    return len(events)
+    return events
