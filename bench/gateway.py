@@ -1,11 +1,13 @@
 """The gateway: what it adds to a stream's events, and what becomes of requests in a bad hour.
 
-    python -m bench.gateway [--streams 200] [--rate 10] [--seconds 10] [--requests 10000] [--json]
+    python -m bench.gateway [--streams 200] [--rate 10] [--seconds 10] [--requests 10000]
+                            [--gateways 1] [--json]
 
 First streams at a fixed rate, in turns direct to an engine and through the gateway; they begin over
 two seconds, and events count from when all have begun: `added_*_ms` is the difference of the two
 quantiles of the time from an event's sending to its arrival. Then requests to three models while
-engines are killed, come back, leave the routes, and serve another model at the same address: `hung`
+engines are killed, come back, leave the routes, and serve another model at the same address, in turns to
+so many gateways side by side: `hung`
 have no end after 30 s, `wrong_model` were answered by another model than asked for, `unclean` ended
 in neither a whole answer nor an error that says so. Engines and gateway are processes of their own;
 `*_cpu_share` is what each computed of the time of its turns, and the client's of all.
@@ -59,12 +61,13 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=10.0, help="events/s of a stream")
     parser.add_argument("--seconds", type=float, default=10.0, help="of a turn; there are four")
     parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--gateways", type=int, default=1, help="that take those in turns")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     found = {
         **measure_added(asked.streams, asked.rate, asked.seconds),
-        **asyncio.run(bad_hour(asked.requests, asked.seed)),
+        **asyncio.run(bad_hour(asked.requests, asked.seed, asked.gateways)),
     }
     for name, value in found.items():
         print(f"{name}: {value}")
@@ -192,21 +195,22 @@ class Site:
         self.processes[port] = await started
 
 
-async def bad_hour(requests: int, seed: int) -> dict[str, Any]:
+async def bad_hour(requests: int, seed: int, gateways: int = 1) -> dict[str, Any]:
     """What became of so many requests while engines and routes changed."""
     outcomes: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as home, contextlib.ExitStack() as stack:
         site = Site(Path(home) / "routes.json", random.Random(seed))
         stack.callback(site.end)
         await site.start()
-        url, _ = stack.enter_context(gateway_at(Path(home)))
+        urls = [stack.enter_context(gateway_at(Path(home)))[0] for _ in range(gateways)]
         numbers, rng = iter(range(requests)), random.Random(seed + 1)
         disturbing = asyncio.create_task(site.disturb())
-        async with httpx.AsyncClient(base_url=url, timeout=None, trust_env=False) as client:
+        async with httpx.AsyncClient(timeout=None, trust_env=False) as client:
 
             async def ask_on() -> None:
-                for _ in numbers:
-                    outcomes[await outcome(client, rng)] += 1
+                for number in numbers:
+                    url = urls[number % gateways]
+                    outcomes[await outcome(client, url, rng)] += 1
 
             await asyncio.gather(*(ask_on() for _ in range(AT_ONCE)))
         disturbing.cancel()
@@ -222,13 +226,13 @@ async def bad_hour(requests: int, seed: int) -> dict[str, Any]:
     }
 
 
-async def outcome(client: httpx.AsyncClient, rng: random.Random) -> str:
+async def outcome(client: httpx.AsyncClient, url: str, rng: random.Random) -> str:
     """How one request ended."""
     model, stream, count = rng.choice(MODELS), rng.random() < 0.7, rng.randint(1, 20)
     body = {"model": model, "prompt": "x", "max_tokens": count, "stream": stream}
     try:
         async with asyncio.timeout(HUNG_S):
-            answer = await client.post("/v1/completions", json=body)
+            answer = await client.post(f"{url}/v1/completions", json=body)
     except TimeoutError:
         return "hung"
     except httpx.HTTPError:

@@ -26,7 +26,7 @@ def test_answers_streams_and_lists_models(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("temper", ["500", "aborts", "garbage"])
+@pytest.mark.parametrize("temper", ["500", "aborts", "garbage", "no line ends"])
 def test_a_failure_before_the_first_token_is_tried_elsewhere(
     tmp_path: Path, temper: str, stream: bool
 ) -> None:

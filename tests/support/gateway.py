@@ -84,6 +84,8 @@ class Engine:
             return JSONResponse({"error": {"message": "broken"}}, 500)
         if self.temper == "refuses":
             return JSONResponse({"error": {"message": "prompt too long"}}, 400)
+        if self.temper == "no line ends":
+            return StreamingResponse(iter([b"data: " + b"x" * 2**20] * 10))
         if self.temper == "garbage":
             return Response("<html>", media_type="text/html")
         if body.get("stream"):
