@@ -6,11 +6,11 @@
 First streams at a fixed rate, in turns direct to an engine and through the gateway; they begin over
 two seconds, and events count from when all have begun: `added_*_ms` is the difference of the two
 quantiles of the time from an event's sending to its arrival. Then requests to three models while
-engines are killed, come back, leave the routes, and serve another model at the same address, in turns to
-so many gateways side by side: `hung`
-have no end after 30 s, `wrong_model` were answered by another model than asked for, `unclean` ended
-in neither a whole answer nor an error that says so. Engines and gateway are processes of their own;
-`*_cpu_share` is what each computed of the time of its turns, and the client's of all.
+engines are killed, come back, leave the routes, and serve another model at the same address, to
+gateways in turns: `hung` have no end after 30 s, `wrong_model` were answered by another model than
+asked for, `unclean` ended in neither a whole answer nor an error that says so. Engines and gateways
+are processes of their own; `*_cpu_share` is what each computed of the time of its turns, and the
+client's of all.
 """
 
 from __future__ import annotations
