@@ -16,6 +16,7 @@ CREATE TABLE lease_event (
     number BIGINT PRIMARY KEY, lease_id TEXT NOT NULL, happened_at TIMESTAMPTZ NOT NULL,
     state TEXT NOT NULL, reason TEXT NOT NULL);
 ALTER TABLE allocation_service ADD COLUMN cost_usd_per_hour DOUBLE;
+ALTER TABLE evaluation ADD COLUMN plans INTEGER;
 """
 
 VIEWS = """
@@ -67,7 +68,7 @@ CREATE VIEW model_cost_by_day AS
 
 
 def m014_fleet(connection: duckdb.DuckDBPyConnection) -> None:
-    """Leases and their events beside the plans, the cost of a plan by workload, and views."""
+    """Leases and their events beside the plans, the cost of a plan by workload, plans of a replay."""
     connection.execute(TABLES)
     connection.execute(VIEWS)
 

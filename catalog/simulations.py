@@ -86,6 +86,7 @@ class EvaluationRow:
     attainment: float
     goodput_tokens_per_s: float
     solve_s: float
+    plans: int
 
 
 def write_simulation(

@@ -33,13 +33,13 @@ def print_evaluation(found: Evaluation) -> None:
     console = make_console()
     table = Table(
         title=f"{found.replay.hours:g} hours of scenario {found.scenario}, plans every "
-        f"{found.replay.every_minutes:g} minutes",
+        f"{found.replay.every_minutes:g} minutes and after losses",
         title_justify="left",
     )
     table.add_column("planner")
     for name in (
         "USD/hour", "within both SLOs", "goodput tok/s", "USD per M good tokens", "nodes lost",
-        "replicas started", "median solve s",
+        "plans", "replicas started", "median solve s",
     ):  # fmt: skip
         table.add_column(name, justify="right")
     for planner in _planners(found):
@@ -52,6 +52,7 @@ def print_evaluation(found: Evaluation) -> None:
             f"{sums['goodput_tokens_per_s']:.0f}",
             "-" if per_million is None else f"{per_million:.3f}",
             str(sums["lost_nodes"]),
+            str(sums["plans"]),
             str(sums["replicas_started"]),
             f"{sums['median_solve_s']:.1f}",
         )
@@ -81,6 +82,7 @@ def _sums(mine: Sequence[Interval]) -> dict[str, Any]:
         "usd_per_million_good_tokens": usd / 3600.0 / goodput * 1e6 if goodput else None,
         "requests": requests,
         "lost_nodes": sum(each.lost_nodes for each in mine),
+        "plans": sum(each.plans for each in mine),
         "replicas_started": sum(each.replicas_started for each in mine),
         "median_solve_s": solves[len(solves) // 2],
     }

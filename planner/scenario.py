@@ -21,6 +21,7 @@ from planner.types import (
 
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
 STOCK_LEVELS = ("ample", "limited", "scarce")
+PLACEMENT = PlacementSettings()
 LARGEST_BATCH = 4096  # requests of a micro-batch
 Sizes = Annotated[tuple[Annotated[int, Field(ge=1, le=LARGEST_BATCH)], ...], Field(min_length=1)]
 
@@ -123,14 +124,12 @@ class PlacementSpec(Strict):
 
     max_nodes: Annotated[int, Field(ge=1, le=8)] = 3  # of one replica (N_max)
     memory_ratio: Annotated[float, Field(ge=1.0)] = 12.0  # GPU memory over weights (rho), at most
-    least_gain: Annotated[float, Field(ge=1e-4, lt=1.0)] = (
-        PlacementSettings().least_gain
-    )  # over parts
+    least_gain: Annotated[float, Field(ge=1e-4, lt=1.0)] = PLACEMENT.least_gain  # over its parts
     solver: Literal["exact", "ilp"] = "exact"  # exact is compiled, ilp is PuLP and HiGHS
     node_options: Literal["all", "whole"] = "all"  # whole: no groups smaller than a node
-    decode_batch_sizes: Sizes = PlacementSettings().decode_batch_sizes  # tried
-    prefill_batch_sizes: Sizes = PlacementSettings().prefill_batch_sizes  # tried
-    aggregated_batch_sizes: Sizes = PlacementSettings().aggregated_batch_sizes  # tried
+    decode_batch_sizes: Sizes = PLACEMENT.decode_batch_sizes  # tried
+    prefill_batch_sizes: Sizes = PLACEMENT.prefill_batch_sizes  # tried
+    aggregated_batch_sizes: Sizes = PLACEMENT.aggregated_batch_sizes  # tried
     memory_utilization: Share = 0.90  # of GPU memory, as vLLM takes it
     reserve_gib_per_gpu: float = Field(default=1.5, ge=0.0)  # beside weights and KV
     max_batched_tokens: PositiveInt = 8192  # of a step, as vLLM takes it

@@ -1,7 +1,8 @@
 """Days replayed: a market and demand that move, plans at intervals, preemptions, and requests.
 
-Every planner plans the same moments from where its own fleet stands, and then serves the same
-requests in simulation. Source: docs/formulation.md, section 10, Days.
+Every planner plans at the same intervals from where its own fleet stands, and at once where the
+market took nodes of it, as `coral operate` does; then it serves the same requests in simulation.
+Source: docs/formulation.md, section 10, Days.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ STREAMS = ("servegen-m-large", "servegen-m-mid", "servegen-m-small")  # dealt to
 KNOWN_DAYS = 4  # of the streams, before the first moment
 PLANNERS = ("coral", "homo", "cauchy")
 LEAST_SAVING = 0.01  # of the running plan's cost, as `coral operate` asks by default
+EPSILON = 1e-6  # hours
 START = datetime(2026, 1, 1, tzinfo=UTC)  # of leases; nothing depends on it
 
 
@@ -75,7 +77,8 @@ class Interval:
     requests: int
     attainment: float
     goodput_tokens_per_s: float
-    solve_s: float
+    solve_s: float  # mean of its plans
+    plans: int = 1  # those after losses included
 
 
 @dataclass(frozen=True)
@@ -96,11 +99,25 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class _Moment:
-    """What is known when a plan is made, and what comes until the next."""
+class _Known:
+    """What is known when a plan is made."""
 
-    hours: float
     data: AllocationInput
+    market: SyntheticMarket
+    histories: Mapping[str, History]
+    asked: Replay
+
+    def at(self, hours: float) -> AllocationInput:
+        """Offers of that time, and demand forecast over a start-up and an interval."""
+        horizon = self.data.settings.startup_minutes + self.asked.every_minutes
+        workloads = []
+        for place, workload in enumerate(self.data.workloads):
+            history = _stream(self.histories, place)
+            windows = int((KNOWN_DAYS * 24.0 + hours) * 60.0 / history.window_minutes + 1e-9)
+            rate = forecast_demand(history.until(windows), horizon).rate_rps
+            scale = self.asked.demand * workload.demand_rps / _mean_of_the_week(history)
+            workloads.append(replace(workload, demand_rps=scale * rate))
+        return replace(self.data, workloads=tuple(workloads), offers=self.market.at(hours))
 
 
 def evaluate_days(catalog: Catalog, inputs: Inputs, asked: Replay) -> Evaluation:
@@ -116,13 +133,14 @@ def evaluate_days(catalog: Catalog, inputs: Inputs, asked: Replay) -> Evaluation
         histories = read_histories(connection)
     fit = MarketFit.of((seed_folder() / "market_fit.json").read_text(encoding="utf-8"))
     market = SyntheticMarket.draw(fit, data.offers, asked.hours, asked.seed)
-    moments = _moments(data, market, histories, asked)
+    known = _Known(data, market, histories, asked)
     trace = _requests(inputs, histories, asked)
     intervals: list[Interval] = []
-    total = len(moments) * len(PLANNERS)
+    count = int(asked.hours * 60.0 / asked.every_minutes + 1e-9)
+    total = count * len(PLANNERS)
     for number, planner in enumerate(PLANNERS):
-        report = _reporter(number * len(moments), total)
-        intervals += _replay(planner, inputs, moments, market, trace, asked, report)
+        report = _reporter(number * count, total)
+        intervals += _replay(planner, inputs, known, count, trace, report)
     progress.report("evaluate", total, total)
     found = Evaluation(uuid.uuid4().hex, inputs.scenario.name, asked, fit.source, tuple(intervals))
     return record_evaluation(catalog, found, market)
@@ -133,28 +151,6 @@ evaluate_task = coral_task("evaluate", evaluate_days)
 
 def _reporter(before: int, total: int) -> Callable[[int], None]:
     return lambda done: progress.report("evaluate", before + done, total)
-
-
-def _moments(
-    data: AllocationInput,
-    market: SyntheticMarket,
-    histories: Mapping[str, History],
-    asked: Replay,
-) -> list[_Moment]:
-    horizon = data.settings.startup_minutes + asked.every_minutes
-    found = []
-    for number in range(int(asked.hours * 60.0 / asked.every_minutes + 1e-9)):
-        hours = number * asked.every_minutes / 60.0
-        workloads = []
-        for place, workload in enumerate(data.workloads):
-            history = _stream(histories, place)
-            known = round((KNOWN_DAYS * 24.0 + hours) * 60.0 / history.window_minutes)
-            rate = forecast_demand(history.until(known), horizon).rate_rps
-            scale = asked.demand * workload.demand_rps / _mean_of_the_week(history)
-            workloads.append(replace(workload, demand_rps=scale * rate))
-        here = replace(data, workloads=tuple(workloads), offers=market.at(hours))
-        found.append(_Moment(hours, here))
-    return found
 
 
 def _requests(inputs: Inputs, histories: Mapping[str, History], asked: Replay) -> Trace:
@@ -188,47 +184,55 @@ def _mean_of_the_week(history: DemandHistory) -> float:
 def _replay(
     planner: str,
     inputs: Inputs,
-    moments: Sequence[_Moment],
-    market: SyntheticMarket,
+    known: _Known,
+    count: int,
     trace: Trace,
-    asked: Replay,
     report: Callable[[int], None],
 ) -> list[Interval]:
-    settings = moments[0].data.settings
-    kinds = {offer.instance_type: offer.node_class for offer in moments[0].data.offers}
+    settings, every = known.data.settings, known.asked.every_minutes / 60.0
+    kinds = {offer.instance_type: offer.node_class for offer in known.data.offers}
     fleet = FleetHistory(kinds, settings.startup_minutes / 60.0)
-    overlap = (settings.startup_minutes + settings.drain_minutes) / 60.0
-    every = asked.every_minutes / 60.0
     drafts = []
-    for number, moment in enumerate(moments):
+    for number in range(count):
         report(number)
-        before, held, lost = fleet.replicas, fleet.nodes, fleet.lost_nodes
-        plan = _plan(planner, moment.data, fleet, asked)
-        templates = {planned.template.id: planned.template for planned in plan.replicas}
-        engines = engines_by_replica(fleet_of_plan(plan), templates, inputs)
-        fleet.follow(plan, moment.hours, engines)
-        prices = {node_key(o): o.price_usd_per_hour for o in moment.data.offers}
-        paid = _usd(plan.node_counts, prices)
-        paid += _usd(held - Counter(plan.node_counts), prices) * min(1.0, overlap / every)
-        for at in market.steps(moment.hours, moment.hours + every):
-            stock = {
-                node_key(offer): market.spot_stock(offer, at)
-                for offer in market.offers
-                if offer.market is Market.SPOT
-            }
-            gone = fleet.nodes
-            fleet.lose(market.offers, stock, at)
-            left = (moment.hours + every - at) / every
-            paid -= _usd(gone - fleet.nodes, prices) * left
-        drafts.append(
-            Interval(
-                planner, moment.hours, paid, sum(fleet.nodes.values()), fleet.lost_nodes - lost,
-                sum((Counter(plan.replica_counts) - before).values()),
-                sum(s.served_rps for s in plan.services), 0.0, 0, 0.0, 0.0, plan.solve_s,
-            )
-        )  # fmt: skip
+        drafts.append(_interval(planner, inputs, known, fleet, number * every))
     result = simulate(fleet.engines(), trace, inputs.performance, fleet.events(), fleet.plans)
     return [_measured(draft, result, inputs.scenario.workloads, every) for draft in drafts]
+
+
+def _interval(
+    planner: str, inputs: Inputs, known: _Known, fleet: FleetHistory, begin: float
+) -> Interval:
+    """A plan, what the market takes until the next, and a plan after every loss."""
+    settings, market = known.data.settings, known.market
+    every, lost = known.asked.every_minutes / 60.0, fleet.lost_nodes
+    overlap = (settings.startup_minutes + settings.drain_minutes) / 60.0
+    usd, started, solve_s, made = 0.0, 0, 0.0, 0
+    planned_rps, at, is_due = 0.0, begin, True
+    for step in [*market.steps(begin, begin + every - EPSILON), begin + every]:
+        if is_due:
+            data, before, held = known.at(at), fleet.replicas, fleet.nodes
+            plan = _plan(planner, data, fleet, known.asked)
+            templates = {planned.template.id: planned.template for planned in plan.replicas}
+            fleet.follow(plan, at, engines_by_replica(fleet_of_plan(plan), templates, inputs))
+            prices = {node_key(o): o.price_usd_per_hour for o in data.offers}
+            usd += overlap * _usd(held - Counter(plan.node_counts), prices)
+            started += sum((Counter(plan.replica_counts) - before).values())
+            planned_rps = planned_rps if made else sum(s.served_rps for s in plan.services)
+            solve_s, made = solve_s + plan.solve_s, made + 1
+        usd += (step - at) * _usd(fleet.nodes, prices)
+        stock = {
+            node_key(offer): market.spot_stock(offer, step)
+            for offer in market.offers
+            if offer.market is Market.SPOT
+        }
+        gone = fleet.lost_nodes
+        fleet.lose(market.offers, stock, step)
+        at, is_due = step, fleet.lost_nodes > gone
+    return Interval(
+        planner, begin, usd / every, sum(fleet.nodes.values()), fleet.lost_nodes - lost, started,
+        planned_rps, 0.0, 0, 0.0, 0.0, solve_s / made, made,
+    )  # fmt: skip
 
 
 def _plan(planner: str, data: AllocationInput, fleet: FleetHistory, asked: Replay) -> Plan:

@@ -27,7 +27,7 @@ def test_it_has_every_key_that_shipped_scenarios_use(repository: Path) -> None:
 
 def test_comments_and_limits_are_told() -> None:
     text = markdown()
-    row = "| `least_served` | number, at least 0, at most 1 | `0` | of its demand, or no plan at all |"
-    assert row in text
+    limits, said = "number, at least 0, at most 1", "of its demand, or no plan at all"
+    assert f"| `least_served` | {limits} | `0` | {said} |" in text
     assert "## `workloads[].demand.observed`" in text
     assert "## `fleet.engines.NAME`" in text
