@@ -1,13 +1,16 @@
 """The gateway: what it adds to a stream's events, and what becomes of requests in a bad hour.
 
-    python -m bench.gateway [--streams 200] [--rate 10] [--seconds 10] [--requests 10000] [--json]
+    python -m bench.gateway [--streams 200] [--rate 10] [--seconds 10] [--requests 10000]
+                            [--gateways 1] [--json]
 
 First streams at a fixed rate, in turns direct to an engine and through the gateway; they begin over
 two seconds, and events count from when all have begun: `added_*_ms` is the difference of the two
 quantiles of the time from an event's sending to its arrival. Then requests to three models while
-engines are killed, come back, leave the routes, and serve another model at the same address: `hung`
-have no end after 30 s, `wrong_model` were answered by another model than asked for, `unclean` ended
-in neither a whole answer nor an error that says so. Engines and gateway are processes of their own.
+engines are killed, come back, leave the routes, and serve another model at the same address, to
+gateways in turns: `hung` have no end after 30 s, `wrong_model` were answered by another model than
+asked for, `unclean` ended in neither a whole answer nor an error that says so. Engines and gateways
+are processes of their own; `*_cpu_share` is what each computed of the time of its turns, and the
+client's of all.
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import random
+import re
 import socket
 import subprocess
 import sys
@@ -31,6 +36,7 @@ from typing import Any
 import httpx
 import numpy as np
 import psutil
+import uvloop
 
 from executor.processes import die_with_parent
 from executor.routes import Route, Routes, write_routes
@@ -43,6 +49,9 @@ AT_ONCE = 64
 BEGIN_S = 2.0
 SEEN_S = 1.2  # until gateways have read new routes: they look twice a second
 UP_S = 30.0
+TURNS = 4
+SENT = re.compile(rb'"sent": ([0-9.]+)')
+DONE = b"data: [DONE]\n\n\r\n0\r\n\r\n"  # the last chunk, and the end of chunks
 
 
 def main() -> None:
@@ -52,12 +61,13 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=10.0, help="events/s of a stream")
     parser.add_argument("--seconds", type=float, default=10.0, help="of a turn; there are four")
     parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--gateways", type=int, default=1, help="that take those in turns")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     found = {
         **measure_added(asked.streams, asked.rate, asked.seconds),
-        **asyncio.run(bad_hour(asked.requests, asked.seed)),
+        **asyncio.run(bad_hour(asked.requests, asked.seed, asked.gateways)),
     }
     for name, value in found.items():
         print(f"{name}: {value}")
@@ -69,19 +79,26 @@ def measure_added(streams: int, rate: float, seconds: float) -> dict[str, Any]:
     """Quantiles of the time of events, direct and through the gateway."""
     with tempfile.TemporaryDirectory() as home, contextlib.ExitStack() as stack:
         port = free_port()
-        stack.callback(end, start_engine(MODELS[0], port, 1.0 / rate))
+        engine = start_engine(MODELS[0], port, 1.0 / rate)
+        stack.callback(end, engine)
         write_routes(Path(home) / "routes.json", routes_of({port: MODELS[0]}))
         gateway, process = stack.enter_context(gateway_at(Path(home)))
-        before_s = cpu_seconds(process)
         delays: dict[str, list[float]] = {"direct": [], "gateway": []}
-        for turn in range(4):
+        pids = {"client": os.getpid(), "engine": engine.pid, "gateway": process.pid}
+        before = {name: cpu_seconds(pid) for name, pid in pids.items()}
+        began = time.monotonic()
+        for turn in range(TURNS):
             name = "gateway" if turn % 2 else "direct"
             url = gateway if turn % 2 else f"http://127.0.0.1:{port}"
-            delays[name] += asyncio.run(streamed(url, streams, round(rate * seconds), 1.0 / rate))
-        used_s = cpu_seconds(process) - before_s
+            delays[name] += uvloop.run(streamed(url, streams, round(rate * seconds), 1.0 / rate))
+        took_s = time.monotonic() - began
+        used = {name: cpu_seconds(pid) - before[name] for name, pid in pids.items()}
     events = len(delays["gateway"])
     found: dict[str, Any] = {"streams": streams, "events": events}
-    found["cpu_us_per_event"] = round(1e6 * used_s / events, 1)  # of the gateway
+    passed = events * (seconds + BEGIN_S) / seconds  # those while streams began too
+    found["cpu_us_per_event"] = round(1e6 * used["gateway"] / passed, 1)  # of the gateway
+    for name, turns in (("client", TURNS), ("engine", TURNS), ("gateway", TURNS // 2)):
+        found[f"{name}_cpu_share"] = round(used[name] / (took_s * turns / TURNS), 3)
     for name, quantile in (("p50", 0.5), ("p99", 0.99)):
         direct, through = (1000.0 * float(np.quantile(delays[x], quantile)) for x in delays)
         found[f"direct_{name}_ms"] = round(direct, 3)
@@ -106,14 +123,14 @@ async def streamed(url: str, streams: int, count: int, gap_s: float) -> list[flo
         await asyncio.sleep(BEGIN_S * number / streams)
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(head.encode() + body)
-        found = []
-        while (line := await reader.readline()) != b"data: [DONE]\n":
-            if not line:
+        found, tail = [], b""
+        while not tail.endswith(DONE):
+            data = await reader.read(2**16)
+            now = time.monotonic()
+            if not data:
                 raise RuntimeError(f"a stream broke off at {url}")
-            if line.startswith(b"data:"):
-                now, sent = time.monotonic(), json.loads(line[5:])["sent"]
-                if sent > all_began:
-                    found.append(now - sent)
+            tail = (tail + data)[-len(DONE) :]
+            found += [now - sent for sent in map(float, SENT.findall(data)) if sent > all_began]
         writer.close()
         return found
 
@@ -178,21 +195,22 @@ class Site:
         self.processes[port] = await started
 
 
-async def bad_hour(requests: int, seed: int) -> dict[str, Any]:
+async def bad_hour(requests: int, seed: int, gateways: int = 1) -> dict[str, Any]:
     """What became of so many requests while engines and routes changed."""
     outcomes: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as home, contextlib.ExitStack() as stack:
         site = Site(Path(home) / "routes.json", random.Random(seed))
         stack.callback(site.end)
         await site.start()
-        url, _ = stack.enter_context(gateway_at(Path(home)))
+        urls = [stack.enter_context(gateway_at(Path(home)))[0] for _ in range(gateways)]
         numbers, rng = iter(range(requests)), random.Random(seed + 1)
         disturbing = asyncio.create_task(site.disturb())
-        async with httpx.AsyncClient(base_url=url, timeout=None, trust_env=False) as client:
+        async with httpx.AsyncClient(timeout=None, trust_env=False) as client:
 
             async def ask_on() -> None:
-                for _ in numbers:
-                    outcomes[await outcome(client, rng)] += 1
+                for number in numbers:
+                    url = urls[number % gateways]
+                    outcomes[await outcome(client, url, rng)] += 1
 
             await asyncio.gather(*(ask_on() for _ in range(AT_ONCE)))
         disturbing.cancel()
@@ -208,13 +226,13 @@ async def bad_hour(requests: int, seed: int) -> dict[str, Any]:
     }
 
 
-async def outcome(client: httpx.AsyncClient, rng: random.Random) -> str:
+async def outcome(client: httpx.AsyncClient, url: str, rng: random.Random) -> str:
     """How one request ended."""
     model, stream, count = rng.choice(MODELS), rng.random() < 0.7, rng.randint(1, 20)
     body = {"model": model, "prompt": "x", "max_tokens": count, "stream": stream}
     try:
         async with asyncio.timeout(HUNG_S):
-            answer = await client.post("/v1/completions", json=body)
+            answer = await client.post(f"{url}/v1/completions", json=body)
     except TimeoutError:
         return "hung"
     except httpx.HTTPError:
@@ -275,9 +293,9 @@ def gateway_at(home: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
         end(process)
 
 
-def cpu_seconds(process: subprocess.Popen[bytes]) -> float:
+def cpu_seconds(pid: int) -> float:
     """That a process has computed."""
-    used = psutil.Process(process.pid).cpu_times()
+    used = psutil.Process(pid).cpu_times()
     return float(used.user + used.system)
 
 

@@ -13,6 +13,8 @@ import asyncio
 import json
 import time
 
+import uvloop
+
 OK = "HTTP/1.1 200 OK\r\nContent-Type: "
 
 
@@ -38,7 +40,7 @@ def main() -> None:
         print("ready", flush=True)
         await server.serve_forever()
 
-    asyncio.run(serve())
+    uvloop.run(serve())
 
 
 async def _exchange(

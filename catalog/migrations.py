@@ -322,6 +322,50 @@ def m013_observed_demand(connection: duckdb.DuckDBPyConnection) -> None:
     )
 
 
+def m015_corrections(connection: duckdb.DuckDBPyConnection) -> None:
+    """What replicas did, by minute, and what that corrects of their templates."""
+    connection.execute(
+        """
+        CREATE TABLE observed_replica (
+            minute TIMESTAMPTZ NOT NULL, replica TEXT NOT NULL, template TEXT NOT NULL,
+            model TEXT NOT NULL, phase TEXT NOT NULL, gateway TEXT NOT NULL,
+            in_flight_s DOUBLE NOT NULL, decoding_s DOUBLE NOT NULL,
+            decoding_sq_s DOUBLE NOT NULL, decode_s DOUBLE NOT NULL, measured BIGINT NOT NULL,
+            prompt_tokens BIGINT NOT NULL, output_tokens BIGINT NOT NULL,
+            other_tokens BIGINT NOT NULL, decode_tokens BIGINT NOT NULL, source TEXT NOT NULL);
+        CREATE TABLE correction (
+            corrected_at TIMESTAMPTZ NOT NULL, scenario TEXT NOT NULL, template_id TEXT NOT NULL,
+            workload TEXT NOT NULL, phase TEXT NOT NULL, factor DOUBLE NOT NULL,
+            speed DOUBLE NOT NULL, kind TEXT NOT NULL, minutes BIGINT NOT NULL,
+            replicas BIGINT NOT NULL, among DOUBLE NOT NULL, observed DOUBLE NOT NULL,
+            predicted DOUBLE NOT NULL, profile_row TEXT NOT NULL,
+            first_minute TIMESTAMPTZ NOT NULL, last_minute TIMESTAMPTZ NOT NULL);
+        CREATE VIEW replica_by_minute AS
+            SELECT minute, replica, template, model, phase, count(*) AS gateways,
+                sum(in_flight_s) / 60 AS in_flight, sum(decoding_s) / 60 AS decoding,
+                (sum(decoding_sq_s) + (sum(decoding_s) ** 2 - sum(decoding_s ** 2)) / 60)
+                    / nullif(sum(decoding_s), 0) AS among,
+                1000 * sum(decode_s) / nullif(sum(decode_tokens), 0) AS tpot_ms,
+                sum(decode_tokens)::BIGINT AS timed_tokens,
+                sum(measured) / 60 AS requests_per_s,
+                (sum(output_tokens) + sum(other_tokens)) / 60 AS output_tokens_per_s,
+                sum(measured)::BIGINT AS measured, sum(prompt_tokens)::BIGINT AS prompt_tokens,
+                sum(output_tokens)::BIGINT AS output_tokens
+            FROM observed_replica GROUP BY ALL;
+        CREATE VIEW correction_now AS
+            SELECT * FROM correction
+            QUALIFY row_number() OVER (
+                PARTITION BY scenario, template_id ORDER BY corrected_at DESC) = 1;
+        CREATE VIEW correction_evidence AS
+            SELECT c.scenario, c.template_id, c.corrected_at, c.factor, m.minute, m.replica,
+                m.in_flight, m.decoding, m.among, m.tpot_ms, m.output_tokens_per_s,
+                m.requests_per_s, m.measured
+            FROM correction c JOIN replica_by_minute m ON m.template = c.template_id
+                AND m.minute BETWEEN c.first_minute AND c.last_minute;
+        """
+    )
+
+
 MIGRATIONS: tuple[Migration, ...] = (
     m001_seed_tables,
     m002_decisions,
@@ -337,6 +381,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     m012_template_caps,
     m013_observed_demand,
     m014_fleet,
+    m015_corrections,
 )
 
 

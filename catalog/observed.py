@@ -1,46 +1,80 @@
-"""Demand as gateways saw it: files of the inbox, each taken in once, and rates by minute."""
+"""What gateways saw: files of the inbox, each taken in once; rates by minute, and lengths."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from datetime import datetime
 
 import duckdb
 import polars as pl
 
-COUNTS = ("requests", "turned_away", "measured", "prompt_tokens", "output_tokens")
-P95 = ("prompt_tokens_p95", "output_tokens_p95")
-COLUMNS = ("minute", "model", "gateway", *COUNTS, *P95)
 
-
-class ObservedDemandError(ValueError):
+class ObservedError(ValueError):
     """Rows that are not what a gateway writes."""
 
 
-def checked_rows(rows: pl.DataFrame) -> pl.DataFrame:
+@dataclass(frozen=True)
+class Kind:
+    """One kind of rows that gateways write: a table's columns after `minute`."""
+
+    table: str
+    texts: tuple[str, ...]
+    counts: tuple[str, ...]
+    amounts: tuple[str, ...] = ()
+    perhaps: tuple[str, ...] = ()  # numbers that may be missing
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return ("minute", *self.texts, *self.amounts, *self.counts, *self.perhaps)
+
+
+DEMAND = Kind(
+    "observed_demand",
+    ("model", "gateway"),
+    ("requests", "turned_away", "measured", "prompt_tokens", "output_tokens"),
+    perhaps=("prompt_tokens_p95", "output_tokens_p95"),
+)
+REPLICAS = Kind(
+    "observed_replica",
+    ("replica", "template", "model", "phase", "gateway"),
+    ("measured", "prompt_tokens", "output_tokens", "other_tokens", "decode_tokens"),
+    ("in_flight_s", "decoding_s", "decoding_sq_s", "decode_s"),
+)
+
+
+def kind_of(name: str) -> Kind:
+    """What a file of the inbox holds, by its name."""
+    return REPLICAS if name.startswith("replicas-") else DEMAND
+
+
+def checked_rows(rows: pl.DataFrame, kind: Kind) -> pl.DataFrame:
     """The columns of a gateway's file, in order.
 
-    Raises ObservedDemandError: a column is missing or of another kind, or a value is none.
+    Raises ObservedError: a column is missing or of another kind, or a value is none.
     """
-    missing = [name for name in COLUMNS if name not in rows.columns]
+    missing = [name for name in kind.columns if name not in rows.columns]
     if missing:
-        raise ObservedDemandError(f"no column {', '.join(missing)}")
-    kinds = rows.schema
-    wrong = [name for name in ("model", "gateway") if kinds[name] != pl.String]
-    wrong += [name for name in COUNTS if kinds[name] != pl.Int64]
-    wrong += [name for name in P95 if kinds[name] != pl.Float64]
-    if not (isinstance(kinds["minute"], pl.Datetime) and kinds["minute"].time_zone == "UTC"):
+        raise ObservedError(f"no column {', '.join(missing)}")
+    found = rows.schema
+    wrong = [name for name in kind.texts if found[name] != pl.String]
+    wrong += [name for name in kind.counts if found[name] != pl.Int64]
+    wrong += [name for name in (*kind.amounts, *kind.perhaps) if found[name] != pl.Float64]
+    if not (isinstance(found["minute"], pl.Datetime) and found["minute"].time_zone == "UTC"):
         wrong.append("minute")
     if wrong:
-        raise ObservedDemandError(f"another kind of values in {', '.join(wrong)}")
-    needed = rows.select("minute", "model", "gateway", *COUNTS)
+        raise ObservedError(f"another kind of values in {', '.join(wrong)}")
+    needed = rows.select("minute", *kind.texts, *kind.counts, *kind.amounts)
     if sum(needed.null_count().row(0)):
-        raise ObservedDemandError("values are missing")
-    if any(least < 0 for least in rows.select(COUNTS).min().row(0) if least is not None):
-        raise ObservedDemandError("a count is negative")
+        raise ObservedError("values are missing")
+    if any(least < 0 for least in rows.select(kind.counts).min().row(0) if least is not None):
+        raise ObservedError("a count is negative")
+    for name in kind.amounts:
+        if not (rows[name].is_finite() & (rows[name] >= 0.0)).all():
+            raise ObservedError(f"{name} is no amount")
     if (rows["minute"].dt.epoch("s") % 60 != 0).any():
-        raise ObservedDemandError("a minute that does not begin one")
-    return rows.select(COLUMNS)
+        raise ObservedError("a minute that does not begin one")
+    return rows.select(kind.columns)
 
 
 def read_loaded(connection: duckdb.DuckDBPyConnection, names: Collection[str]) -> set[str]:
@@ -55,11 +89,12 @@ def append_observed(
     connection: duckdb.DuckDBPyConnection, name: str, rows: pl.DataFrame, now: datetime
 ) -> None:
     """One file's rows, inside the caller's transaction; a file that is in is refused by its key."""
+    kind = kind_of(name)
     connection.execute("INSERT INTO inbox_file VALUES (?, ?, ?)", [name, now, rows.height])
     connection.register("observed_rows", rows)
     connection.execute(
-        f"INSERT INTO observed_demand ({', '.join(COLUMNS)}, source) "
-        f"SELECT {', '.join(COLUMNS)}, ? FROM observed_rows",
+        f"INSERT INTO {kind.table} ({', '.join(kind.columns)}, source) "
+        f"SELECT {', '.join(kind.columns)}, ? FROM observed_rows",
         [f"gateway, {name}"],
     )
     connection.unregister("observed_rows")
@@ -76,3 +111,25 @@ def read_observed(
         [since],
     ).fetchall()
     return {model: (minutes, rates) for model, minutes, rates in rows}
+
+
+@dataclass(frozen=True, slots=True)
+class SeenLengths:
+    """Of one model's requests that ended."""
+
+    requests: int
+    prompt_tokens: float  # mean
+    output_tokens: float
+
+
+def read_lengths_seen(
+    connection: duckdb.DuckDBPyConnection, since: datetime
+) -> dict[str, SeenLengths]:
+    """By model, of requests whose tokens are known."""
+    rows = connection.execute(
+        "SELECT model, sum(measured)::BIGINT, sum(prompt_tokens) / sum(measured), "
+        "sum(output_tokens) / sum(measured) FROM observed_demand WHERE minute >= ? "
+        "GROUP BY model HAVING sum(measured) > 0 ORDER BY model",
+        [since],
+    ).fetchall()
+    return {model: SeenLengths(*values) for model, *values in rows}

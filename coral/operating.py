@@ -1,4 +1,4 @@
-"""Commands that move nodes: operate, serve-local, down."""
+"""Commands that move nodes, and what they teach: operate, corrections, serve-local, down."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from coral.options import Json, Scenario, check_scenario
-from coral.output import answer, flow_run, print_json
+from coral.output import answer, answer_rows, flow_run, print_json
 from coral.serving import Home, refuse_taken
 
 AGAIN_S = 30.0  # after a round for which a cloud did not answer
@@ -18,6 +18,7 @@ AGAIN_S = 30.0  # after a round for which a cloud did not answer
 def add_operations(app: typer.Typer) -> None:
     """Register them."""
     app.command()(operate)
+    app.command()(corrections)
     app.command("serve-local")(serve_local)
     app.command()(down)
 
@@ -138,6 +139,22 @@ def serve_local(
     answer(result, as_json, local_summary, print_local)
     if any(one.measured.failed for one in result.served):
         raise typer.Exit(1)
+
+
+def corrections(
+    evidence: Annotated[
+        str | None,
+        typer.Option(help="Id of a template, or its beginning: the minutes behind its correction."),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Rows to show.")] = 50,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """What serving taught: templates whose throughput is planned otherwise than profiled."""
+    from tasks.correction_view import show_corrections
+
+    columns, rows = show_corrections(home, evidence, limit)
+    answer_rows(columns, rows, as_json)
 
 
 def down(

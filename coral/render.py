@@ -194,6 +194,10 @@ def print_plan(result: AllocationResult) -> None:
         from tasks.report import describe_caps
 
         console.print(describe_caps(result.inputs))
+    if result.inputs.corrections:
+        from tasks.report import describe_corrections
+
+        console.print(describe_corrections(result.inputs))
     _print_cost(console, result)
     _print_binding(console, result)
     _print_sources(console, result)
@@ -260,6 +264,10 @@ def round_summary(result: Round) -> dict[str, Any]:
         "decision_id": result.decision.decision_id if result.decision else None,
         "demand_files": result.demand.files,
         "demand_files_broken": list(result.demand.broken),
+        "corrections": dict(result.learned.factors),
+        "corrections_changed": list(result.learned.changed),
+        "drifts": list(result.learned.drifts),
+        "lengths_off": list(result.learned.lengths),
     }
 
 
@@ -281,6 +289,10 @@ def print_round(result: Round) -> None:
         console.print(f"  [yellow]{reason}[/yellow]")
     for broken in result.demand.broken:
         console.print(f"  [yellow]set aside in inbox/broken: {escape(broken)}[/yellow]")
+    for line in result.learned.changed:
+        console.print(escape(f"Corrected: {line}."))
+    for warning in (*result.learned.drifts, *result.learned.lengths):
+        console.print(f"  [yellow]{escape(warning)}[/yellow]")
     changes = result.replicas
     if changes.started or changes.ended:
         console.print(

@@ -135,21 +135,32 @@ def gateway(
         int, typer.Option(min=1, help="Requests in flight at one engine; beyond that 429.")
     ] = 1024,
     largest_mib: Annotated[float, typer.Option(min=0.001, help="MiB of a request.")] = 4.0,
+    controller: Annotated[
+        str | None,
+        typer.Option(help="Where the controller is: tcp://host:port. [as the home says]"),
+    ] = None,
+    notice: Annotated[
+        float,
+        typer.Option(
+            min=0.0, help="Seconds from SIGTERM on in which /ready says 503 and all is still taken."
+        ),
+    ] = 0.0,
+    drain: Annotated[
+        int, typer.Option(min=0, help="Seconds for requests under way after that.")
+    ] = 60,
 ) -> None:
     """Answer OpenAI-compatible requests with the replicas that are ready."""
     if context.invoked_subcommand is not None:
         context.obj = home
         return
-    import uvicorn
-
     from executor.gateway.app import Limits, make_app
-    from executor.gateway.patience import PatientProtocol
+    from executor.gateway.process import serve
     from executor.home import resolve_home
 
     folder = resolve_home(home)
     folder.mkdir(parents=True, exist_ok=True)
     limits = Limits(deadline, body_bytes=int(largest_mib * 2**20), in_flight=per_engine)
-    app = make_app(folder, limits)
+    app = make_app(folder, limits, controller=controller)
     tls = _tls(certificate, certificate_key)
     refuse_taken(host, port)
     from executor.logs import log_to_stderr
@@ -157,11 +168,7 @@ def gateway(
     log_to_stderr()
     typer.echo(f"gateway at {'https' if tls else 'http'}://{host}:{port}", err=True)
     _on_signals(lambda: None)  # the server has handlers of its own, and gives these back
-    config = uvicorn.Config(
-        app, host=host, port=port, http=PatientProtocol, log_level="warning",
-        timeout_graceful_shutdown=60, **tls,
-    )  # fmt: skip
-    uvicorn.Server(config).run()
+    serve(app, notice, host=host, port=port, timeout_graceful_shutdown=drain, **tls)
 
 
 def _tls(certificate: Path | None, key: Path | None) -> dict[str, Any]:

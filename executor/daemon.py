@@ -1,14 +1,14 @@
 """The controller process: brings nodes to the deployment, and tells gateways who answers.
 
     deployment.json  what is to run                                   -> read here
-    routes.json      which replicas answer (read by gateways)         -> written here
+    routes.json      which replicas answer, pushed to gateways too    -> written here
     controller.json  where agents connect, and this controller's key  -> written here
     notices.json     nodes whose cloud says that it takes them soon   -> written here
     nodes.json       nodes that came with keys of their own           -> written here
 
 A replica is routed to once each of its engines answered its health endpoint after its start, and no
 more as soon as one of its processes is not running, one of its nodes is to be taken, or it is to
-go; a replica that is to go is stopped when gateways have had time to see that.
+go; a replica that is to go is stopped when gateways know that, or have had time to see it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from filelock import FileLock, Timeout
 
 from executor.admission import Admission, Look
 from executor.control.controller import DRAIN_S, Controller
-from executor.control.keys import KeyPair
+from executor.control.keys import KeyPair, load_or_make
 from executor.control.messages import ProcessState
 from executor.control.notices import SPOT
 from executor.deployment import Deployment, DeploymentError, read_deployment
@@ -42,7 +42,8 @@ from planner.errors import InputError
 
 ADDRESS = "tcp://127.0.0.1:*"
 STEP_S = 0.5
-UNROUTED_S = 2.0  # before a replica that is to go is stopped: gateways read routes twice a second
+UNROUTED_S = 2.0  # before a replica that is to go is stopped: some gateways read the file
+UNHEARD_S = 10.0  # more, at most, while a gateway that is there has not taken the routes over
 HEALTH_TIMEOUT_S = 1.0
 HEALTH_THREADS = 16
 SLOW_S = 300.0  # a start that takes longer is said: an engine may hang, or its address be wrong
@@ -79,6 +80,7 @@ class Daemon:
             keys = self.files.controller_keys()
             self._secret = keys.secret
             self.controller = _controller(keys, lease_s, address, self.files.address)
+            self.controller.admit_gateways(load_or_make(self.files.gateway_key).public)
             self.admission = Admission(self.files, self.controller, look, clock)
         except BaseException:
             self._lock.release()
@@ -104,7 +106,7 @@ class Daemon:
     def __exit__(self, *_: object) -> None:
         self._askers.shutdown(cancel_futures=True)
         self.admission.close()
-        write_routes(self.files.routes, Routes(models=self._models))
+        self._tell_gateways(Routes(models=self._models))
         self.files.controller.unlink(missing_ok=True)
         self._client.close()
         self.controller.close()
@@ -117,7 +119,8 @@ class Daemon:
         leaving = self._leaving.keys()
         self.admission.step(self._deployment.enrolling, leaving, known=self._known)
         self._plan_again()
-        self._going = {k: v for k, v in self._going.items() if v[1] > now}
+        wait = 0.0 if self.controller.gateways.have_all else UNHEARD_S
+        self._going = {k: v for k, v in self._going.items() if v[1] + wait > now}
         staying = {replica_id: plan for replica_id, (plan, _) in self._going.items()}
         self.controller.want_leases(self._wanted_leases(now))
         self.controller.want_replicas({**self._plans, **staying})
@@ -247,6 +250,7 @@ class Daemon:
                     urls=self._plans[replica.id].api_urls,
                     weight=max(1e-6, replica.share),
                     domain=replica.domain,
+                    template_id=replica.template_id,
                 )
                 for replica in self._deployment.replicas
                 if replica.id not in self._going
@@ -256,8 +260,12 @@ class Daemon:
             objectives=self._deployment.objectives,
         )
         if found != self._written:
-            write_routes(self.files.routes, found)
-            self._written = found
+            self._tell_gateways(found)
+
+    def _tell_gateways(self, routes: Routes) -> None:
+        write_routes(self.files.routes, routes)
+        self.controller.gateways.publish(routes.model_dump(mode="json"))
+        self._written = routes
 
     def _is_taken(self, lease_ids: frozenset[str]) -> bool:
         """Whether a cloud says that it takes one of the nodes."""

@@ -92,6 +92,7 @@ class ReplicaSpec(_Model):
     phase: Phase
     stages: tuple[StageSpec, ...]
     domain: str = ""  # where its nodes are
+    template_id: str = ""  # what it runs; gateways say how that does
     # The router's weight, of its model's requests: aggregated and decode replicas together make 1,
     # prefill ones what decode ones do.
     share: float = 1.0

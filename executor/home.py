@@ -64,6 +64,11 @@ class HomeFiles:
         return self.home / "gateway-keys.json"
 
     @property
+    def gateway_key(self) -> Path:
+        """With which gateways come to the controller; another file than clients' API keys."""
+        return self.keys / "gateway.key"
+
+    @property
     def inbox(self) -> Path:
         return self.home / "inbox"
 

@@ -30,6 +30,7 @@ class Route(BaseModel):
     urls: tuple[str, ...]  # one per engine of the replica
     weight: float = Field(default=1.0, gt=0.0)
     domain: str = ""  # KV moves inside one alone
+    template_id: str = ""  # of the replica; '': of none that is known
 
 
 class Objective(BaseModel):

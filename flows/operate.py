@@ -10,6 +10,7 @@ from prefect import flow
 from flows.parameters import Home, Scenario
 from tasks.alarms import raise_alarms_task
 from tasks.artifacts import publish_round_task
+from tasks.corrections import learn
 from tasks.home import open_catalog
 from tasks.inputs import load_inputs
 from tasks.lease_copy import copy_leases
@@ -23,7 +24,7 @@ from tasks.scenario_file import read_scenario
 
 @flow(name="operate", validate_parameters=False, timeout_seconds=1800)
 def operate(scenario: Scenario = "core", home: Home = None, draft: bool = False) -> Round:
-    """Market and demand, allocate, apply to the scenario's fleet.
+    """Market, demand and what serving taught, allocate, apply to the scenario's fleet.
 
     Run again, it moves the fleet by the difference; with nothing changed it does nothing. A draft
     says what it would do.
@@ -36,8 +37,10 @@ def operate(scenario: Scenario = "core", home: Home = None, draft: bool = False)
     remember_launches(catalog)
     demand = load_inbox(catalog, now)
     inputs = load_inputs(catalog, spec, now)
+    learned = learn(catalog, inputs, now, record=not draft)
+    inputs = replace(inputs, corrections=learned.factors, notes=learned.notes)
     result = operate_task(catalog, opaque(spec), opaque(inputs), now, draft)
-    result = replace(result, demand=demand)
+    result = replace(result, demand=demand, learned=learned)
     publish_round_task(catalog, inputs.scenario.name, opaque(result))
     alarms = raise_alarms_task(opaque(spec), opaque(inputs), opaque(result))
     log_round(spec.name, result, copy_leases(catalog), alarms)

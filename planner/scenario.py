@@ -140,6 +140,7 @@ class PlacementSpec(Strict):
     decode_utilization: Share = 0.90  # the same
     aggregated_utilization: Share = 0.80  # the same
     caps: Literal["calibrated", "assumed"] = "calibrated"  # those found, or the three above
+    corrections: Literal["observed", "none"] = "observed"  # what serving taught, or the profiles
 
     @model_validator(mode="after")
     def _leave_time(self) -> PlacementSpec:

@@ -16,6 +16,7 @@ from planner.allocation.problem import AllocationInput, NodeKey
 from planner.allocation.solve import keep_running
 from planner.baselines.homo_joint import plan_homo_joint, plan_never_worse
 from planner.caps import with_caps
+from planner.corrections import with_corrections
 from planner.engine import runnable
 from planner.errors import NoTemplateError
 from planner.resolve import Scenario
@@ -28,6 +29,8 @@ from tasks.report import Decision, write_report
 
 def read_library(catalog: Catalog, inputs: Inputs) -> list[Template]:
     """The scenario's templates, under its utilisation caps (calibrated ones where there are).
+
+    Corrected by what serving taught of them.
 
     Raises NoTemplateError: the library was not built for this scenario, or only in part.
     """
@@ -44,7 +47,8 @@ def read_library(catalog: Catalog, inputs: Inputs) -> list[Template]:
                 )
             own = reads.read_templates(connection, keys)
             templates += reads.with_shares(connection, own, _shares(inputs, phase, own))
-    return with_caps(templates, inputs.caps, inputs.scenario.placement.utilization)
+    capped = with_caps(templates, inputs.caps, inputs.scenario.placement.utilization)
+    return with_corrections(capped, inputs.corrections)
 
 
 def allocation_input(

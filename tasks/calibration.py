@@ -89,7 +89,7 @@ def calibrate_caps(
     the caps of the cheapest plan that does, or, where none did, of the plan that came nearest.
     Raises NoTemplateError: the library is not complete. ImpossibleSloError: no load is low enough.
     """
-    library = read_library(catalog, replace(inputs, caps={}))
+    library = read_library(catalog, replace(inputs, caps={}, corrections={}))  # as simulated
     with catalog.read() as connection:
         bench = Bench(inputs, library, read_histories(connection), load, target)
     by_id = {template.id: template for template in library}

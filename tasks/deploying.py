@@ -145,6 +145,7 @@ def replica_specs(wanted: Wanted, places: Mapping[str, Place]) -> list[ReplicaSp
                 phase=template.phase,
                 stages=stages,
                 domain=replica.domain,
+                template_id=template.id,
                 share=shares[replica.id],
                 max_num_seqs=limits.max_num_seqs,
                 max_num_batched_tokens=limits.max_num_batched_tokens,

@@ -10,6 +10,7 @@ from functools import cached_property
 import duckdb
 
 from catalog import reads
+from catalog.corrections import read_corrections
 from catalog.observed import read_observed
 from catalog.seed import import_seed
 from catalog.simulations import read_caps
@@ -32,6 +33,7 @@ from planner.types import Phase, Provenance, Workload
 from tasks.market.state import FeedInUse, MarketState, read_state
 from tasks.start_ups import with_measured_start_up
 
+CORRECTED = timedelta(hours=24)  # of minutes in which replicas were seen
 OBSERVED = timedelta(days=8)  # of demand: forecasts look at the same time on a week's days
 
 
@@ -61,6 +63,8 @@ class Inputs:
     prices_at: datetime  # when the oldest of the prices in use were last seen
     feeds: tuple[FeedInUse, ...]  # the sources of prices
     caps: Caps = field(default_factory=dict)  # calibrated utilisation caps; the others are assumed
+    corrections: Mapping[str, float] = field(default_factory=dict)  # of throughput, by template
+    notes: tuple[str, ...] = ()  # what serving showed to be otherwise than planned
 
     @property
     def terms(self) -> dict[tuple[str, Phase], str]:
@@ -97,10 +101,16 @@ def load_inputs(catalog: Catalog, spec: ScenarioSpec, now: datetime | None = Non
         for phase in Phase
     )
     inputs = Inputs(scenario, phases, performance, judged, market.prices_at, market.feeds)
-    if placement.caps == "assumed":
-        return inputs
     with catalog.read() as connection:
-        return replace(inputs, caps=read_caps(connection, scenario.name, inputs.terms))
+        if placement.caps == "calibrated":
+            caps = read_caps(connection, scenario.name, inputs.terms)
+            inputs = replace(inputs, caps=caps)
+        if placement.corrections == "observed":
+            since = (now or datetime.now(UTC)) - CORRECTED
+            rows = read_corrections(connection, scenario.name, since)
+            factors = {name: row.factor for name, row in rows.items() if row.factor != 1.0}
+            inputs = replace(inputs, corrections=factors)
+    return inputs
 
 
 def read_known(

@@ -1,4 +1,4 @@
-"""Demand that gateways wrote into the home's inbox, taken into the catalog."""
+"""What gateways wrote into the home's inbox, taken into the catalog."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import polars as pl
 from filelock import FileLock
 
-from catalog.observed import ObservedDemandError, append_observed, checked_rows, read_loaded
+from catalog.observed import ObservedError, append_observed, checked_rows, kind_of, read_loaded
 from catalog.store import Catalog
 from executor.home import HomeFiles
 
@@ -49,8 +49,8 @@ def _load(catalog: Catalog, inbox: Path, files: Sequence[Path], now: datetime) -
         if file.name in loaded:
             continue
         try:
-            good[file] = checked_rows(pl.read_parquet(file))
-        except (ObservedDemandError, pl.exceptions.PolarsError, OSError) as error:
+            good[file] = checked_rows(pl.read_parquet(file), kind_of(file.name))
+        except (ObservedError, pl.exceptions.PolarsError, OSError) as error:
             (inbox / BROKEN).mkdir(exist_ok=True)
             file.replace(inbox / BROKEN / file.name)
             broken.append(f"{file.name}: {str(error).splitlines()[0]}")

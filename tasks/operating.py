@@ -45,6 +45,7 @@ from planner.types import Template
 from tasks.allocation import allocation_input, read_library
 from tasks.aws_site import admit_networks, aws_fleet
 from tasks.coral_task import coral_task
+from tasks.corrections import Learned
 from tasks.deploying import Wanted, aws_ground, deploy, local_ground
 from tasks.inputs import Inputs
 from tasks.local_site import check_site, local_fleet
@@ -80,6 +81,7 @@ class Round:
     waiting: int = 0  # replicas that leave once those that follow them serve
     short_rps: Mapping[str, float] = field(default_factory=dict)  # by workload, while it moves
     demand: InboxRead = field(default_factory=InboxRead)
+    learned: Learned = field(default_factory=Learned)
 
 
 def lease_store(catalog: Catalog) -> SqliteLeaseStore:

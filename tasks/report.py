@@ -64,7 +64,7 @@ def write_report(
         cost_chart=svg(_cost_figure(plan, decision.homo_joint)),
         template_chart=svg(_template_figure(templates, _class_prices(inputs))),
         numbers=_numbers(inputs, plan),
-        assumptions=[*_assumptions(inputs), *_market_notes(inputs)],
+        assumptions=[*_assumptions(inputs), *_market_notes(inputs), *inputs.notes],
         prices_at=inputs.prices_at.isoformat(timespec="minutes"),
         rejected={k: n for k, n in inputs.offers_rejected.items() if k},
         accepted=inputs.offers_rejected.get("", 0),
@@ -191,6 +191,7 @@ def _assumptions(inputs: Inputs) -> list[str]:
     return [
         f"Stock is {inputs.scenario.stock_note}: no public count of GPU stock exists.",
         describe_caps(inputs),
+        describe_corrections(inputs),
         f"{settings.ttft_queue_share:.0%} of the TTFT objective is kept for queueing and "
         f"{settings.kv_handover_share:.0%} for moving the prompt's KV between prefill and decode.",
         f"{settings.memory_utilization:.0%} of a card's memory less "
@@ -222,4 +223,16 @@ def describe_caps(inputs: Inputs) -> str:
     return (
         f"Replicas are loaded to at most these shares of their throughput, calibrated by "
         f"simulation for each template: {ranges}; assumed for the others: {shares}."
+    )
+
+
+def describe_corrections(inputs: Inputs) -> str:
+    """What serving changed of the figures that a plan was made with."""
+    factors = sorted(inputs.corrections.values())
+    if not factors:
+        return "No template's throughput is corrected by what serving showed."
+    spread = " to ".join(dict.fromkeys((f"{factors[0]:.0%}", f"{factors[-1]:.0%}")))
+    return (
+        f"Serving corrects the throughput of {len(factors)} templates, to {spread} of what their "
+        "profiles say (`coral corrections` shows why)."
     )

@@ -22,6 +22,7 @@ from tasks.library import build_phase, share_templates
 from tasks.scenario_file import read_scenario
 from tasks.solving import Solvers
 from tests.support.aws_server import AwsServer
+from tests.support.library import build_library
 from tests.support.planned import planned_catalog
 
 
@@ -69,6 +70,12 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> tuple[Catalog, Inputs]:
             build_phase(catalog, phase, solvers)
     share_templates(catalog, inputs.phases)
     return catalog, inputs
+
+
+@pytest.fixture(scope="session")
+def tiny_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database with the templates of the tiny scenario, built once."""
+    return build_library(tmp_path_factory.mktemp("tiny"), read_scenario("tiny"))
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from executor.control.enrolment import Claim, decode_claim
+from executor.control.gateways import Gateways
 from executor.control.keys import KeyPair
 from executor.control.messages import (
     ProcessReport,
@@ -78,9 +79,11 @@ class Known:
     """Keys that may come in, for the authenticator's thread."""
 
     leases: dict[str, str] = field(default_factory=dict)  # public key -> lease id
+    gateways: set[str] = field(default_factory=set)  # public keys
 
     def callback(self, domain: str, key: bytes) -> bool:
-        return key.decode("ascii") in self.leases
+        name = key.decode("ascii")
+        return name in self.leases or name in self.gateways
 
 
 class _Anyone:
@@ -104,6 +107,7 @@ class Controller:
         self.clock, self.lease_s, self.public_key = clock, lease_s, keys.public
         self.known, self.nodes, self.replicas = Known(), dict[str, Node](), dict[str, Running]()
         self.logs: dict[tuple[str, str], str] = {}
+        self.gateways = Gateways(self._send_to, clock)
         self._renewed_at, self._told_at = -RENEW_EVERY_S, -TELL_EVERY_S
         self._context = zmq.Context()
         self._authenticator = ThreadAuthenticator(self._context)
@@ -163,6 +167,10 @@ class Controller:
             known = self.replicas.get(replica_id)
             if known is None or known.plan.digest != plan.digest:
                 self.replicas[replica_id] = Running(plan)
+
+    def admit_gateways(self, public_key: str) -> None:
+        """Who has this key may ask for routes, and for nothing else."""
+        self.known.gateways.add(public_key)
 
     # What is.
 
@@ -333,7 +341,10 @@ class Controller:
     def _send(self, lease_id: str, data: bytes) -> None:
         node = self.nodes.get(lease_id)
         if node is not None and node.route is not None:
-            self._socket.send_multipart([node.route, data])
+            self._send_to(node.route, data)
+
+    def _send_to(self, route: bytes, data: bytes) -> None:
+        self._socket.send_multipart([route, data])
 
     def _receive(self) -> None:
         frames = self._socket.recv_multipart(copy=False)
@@ -341,6 +352,9 @@ class Controller:
             return
         route, frame = frames
         key = str(frame.get("User-Id"))  # of the connection: its sender cannot choose it
+        if key in self.known.gateways:
+            self._hear_gateway(route.bytes, frame.bytes)
+            return
         node = self.nodes.get(self.known.leases.get(key) or "")
         if node is None:
             return
@@ -357,6 +371,12 @@ class Controller:
                         self.logs[place] = str(message.get("text"))
         except WireError as error:
             log.warning("lease %s: %s", node.lease_id, error)
+
+    def _hear_gateway(self, route: bytes, data: bytes) -> None:
+        try:
+            self.gateways.hear(route, decode(data))
+        except WireError as error:
+            log.warning("a gateway: %s", error)
 
 
 def _next_port(address: str) -> str:

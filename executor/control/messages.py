@@ -3,6 +3,7 @@
 From a node that has no keys known yet, where nodes enrol: `enrol`; to it: `enrolled`, `refused`.
 From an agent: `hello` (it is there), `report` (its replicas' processes, and what the cloud said of
 the node's end), `log` (lines asked for).
+From a gateway: `gateway` (it is there, and has such routes); to it: `routes`.
 To an agent: `start`, `stop`, `log`, `renew` (the lease goes on for so long), `leave` (stop all and
 end).
 """

@@ -7,12 +7,11 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import httpx
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -31,8 +30,11 @@ from executor.gateway.errors import (
     unknown_model,
 )
 from executor.gateway.measure import GONE, Measures, Visit
+from executor.gateway.push import Subscription
+from executor.gateway.replicas import ReplicaBook
 from executor.gateway.serve import EMBEDDINGS, Server
 from executor.gateway.table import MOST_IN_FLIGHT, RouteTable
+from executor.gateway.upstream import Upstream
 from executor.home import HomeFiles
 from planner.errors import InputError
 
@@ -41,8 +43,6 @@ log = logging.getLogger(__name__)
 
 REFRESH_S = 0.5
 GONE_EVERY_S = 0.5  # how often a waiting client is looked for
-CONNECT_S = 2.0
-READ_S = 300.0  # between two chunks of an engine's answer
 LAST_WORD_S = 5.0  # after the deadline, for a client that takes what it has slowly
 
 
@@ -65,32 +65,35 @@ class Limits:
 
 
 def make_app(
-    home: Path, limits: Limits | None = None, started_at: float | None = None
+    home: Path,
+    limits: Limits | None = None,
+    clock: Callable[[], float] = time.time,
+    controller: str | None = None,
 ) -> Starlette:
-    """The application over a home; it reads routes and keys there twice a second.
+    """The application over a home: routes come from its controller, keys from its file.
 
+    `clock` counts seconds since 1970; `controller` is where it is, if not where the home says. The
+    application's `state.desk` is its Desk.
     Raises ApiKeyError: the home's key file is not one.
     """
-    files, limits, created = HomeFiles(home), limits or Limits(), int(started_at or time.time())
-    table, door = RouteTable(files.routes, limits.in_flight), Door(files.gateway_keys)
-    measures = Measures(DemandBook(files.inbox))
-    client = httpx.AsyncClient(
-        timeout=httpx.Timeout(READ_S, connect=CONNECT_S, pool=None),
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=200),
-        trust_env=False,
-    )
-    desk = Desk(table, door, measures, Server(table, client), limits)
+    files, limits, created = HomeFiles(home), limits or Limits(), int(clock())
+    demand = DemandBook(files.inbox, clock)
+    replicas = ReplicaBook(files.inbox, demand.gateway, clock)
+    table, door = RouteTable(files.routes, replicas, limits.in_flight), Door(files.gateway_keys)
+    measures, upstream = Measures(demand), Upstream()
+    ear = Subscription(files, demand.gateway, table, door, controller)
+    desk = Desk(table, door, measures, Server(table, upstream), limits, ear)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         desk.refresh()
-        task = asyncio.create_task(_keep_fresh(desk))
-        yield
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-        await client.aclose()
-        await desk.write_demand(at_end=True)
+        tasks = [asyncio.create_task(work) for work in (_keep_fresh(desk), ear.run())]
+        async with upstream:
+            yield
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await desk.write_minutes(at_end=True)
 
     async def models(request: Request) -> Response:
         data = [
@@ -106,7 +109,11 @@ def make_app(
     async def health(_: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
-    return Starlette(
+    async def ready(_: Request) -> Response:
+        trouble = desk.why_not_ready
+        return JSONResponse({"status": trouble or "ready"}, 503 if trouble else 200)
+
+    app = Starlette(
         routes=[
             Route("/v1/models", models),
             Route("/v1/chat/completions", desk.complete, methods=["POST"]),
@@ -114,12 +121,15 @@ def make_app(
             Route(EMBEDDINGS, desk.complete, methods=["POST"]),
             Route("/metrics", metrics),
             Route("/health", health),
+            Route("/ready", ready),
         ],
         lifespan=lifespan,
     )
+    app.state.desk = desk
+    return app
 
 
-@dataclass(frozen=True)
+@dataclass
 class Desk:
     """Takes requests in and sees them to their end."""
 
@@ -128,6 +138,15 @@ class Desk:
     measures: Measures
     server: Server
     limits: Limits
+    ear: Subscription
+    is_leaving: bool = False  # balancers are to send no more; who does is answered
+
+    @property
+    def why_not_ready(self) -> str | None:
+        """What keeps a balancer from sending requests here."""
+        if self.is_leaving:
+            return "leaving"
+        return None if self.table.models else "no routes yet"
 
     def shown(self, request: Request, response: Response) -> Response:
         """What only those with a key may see."""
@@ -183,20 +202,31 @@ class Desk:
         return error.response()
 
     def refresh(self) -> None:
-        """Routes and keys as they are now."""
-        self.table.refresh()
+        """Routes, where no controller pushes them, and keys as they are now."""
+        if not self.ear.is_heard:
+            self.table.refresh()
         self.door.refresh()
         self.measures.objectives = self.table.objectives
 
-    async def write_demand(self, *, at_end: bool = False) -> None:
+    async def write_minutes(self, *, at_end: bool = False) -> None:
         """Minutes that are over, into the inbox."""
-        book = self.measures.book
-        if not book.close(self.table.models, at_end=at_end):
-            return
-        try:
-            await asyncio.to_thread(book.write)
-        except OSError as error:
-            log.error("demand can't be written to %s (%s); it is kept", book.inbox, error)
+        book, replicas = self.measures.book, self.table.book
+        due = [
+            one.outbox
+            for one, is_due in (
+                (book, book.close(self.table.models, at_end=at_end)),
+                (replicas, replicas.close(at_end=at_end)),
+            )
+            if is_due
+        ]
+        for outbox in due:
+            try:
+                await asyncio.to_thread(outbox.write)
+            except OSError as error:
+                log.error(
+                    "minutes of %s can't be written to %s (%s); they are kept",
+                    outbox.kind, outbox.inbox, error,
+                )  # fmt: skip
 
 
 class EventStream(StreamingResponse):
@@ -246,7 +276,7 @@ async def _keep_fresh(desk: Desk) -> None:
             desk.refresh()
         except Exception:
             log.exception("routes or keys can't be read; those known stay")
-        await desk.write_demand()
+        await desk.write_minutes()
 
 
 async def _while_there(request: Request, work: Coroutine[Any, Any, Result]) -> Result:

@@ -32,6 +32,7 @@ class Door:
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self.path, self.clock = path, clock
+        self.gateways = 1  # that share a key's limits, each an equal part
         self._keys: dict[str, ApiKey] | None = None  # by hash; None: open to everybody
         self._uses: dict[str, _Use] = {}
         self._seen: tuple[int, int] | None = None
@@ -76,13 +77,14 @@ class Door:
             use.in_flight -= 1
 
     def _count(self, key: ApiKey, use: _Use) -> None:
-        if key.in_flight is not None and use.in_flight >= key.in_flight:
+        if key.in_flight is not None and use.in_flight >= part_of(key.in_flight, self.gateways):
             raise over_limit(f"{key.in_flight} requests in flight", SOON_S)
         if key.per_minute is None:
             return
-        now, rate = self.clock(), key.per_minute / 60.0
+        mine = key.per_minute / self.gateways
+        now, rate = self.clock(), mine / 60.0
         grown = use.allowance + rate * (now - use.counted_at)
-        use.allowance, use.counted_at = min(float(key.per_minute), grown), now
+        use.allowance, use.counted_at = min(max(1.0, mine), grown), now
         if use.allowance < 1.0:
             wait_s = math.ceil((1.0 - use.allowance) / rate - 1e-6)
             raise over_limit(f"{key.per_minute} requests a minute", wait_s)
@@ -94,3 +96,8 @@ class Door:
             found = read_api_keys(self.path)
             self._keys = None if found is None else {key.sha256: key for key in found.keys}
             self._seen = mark
+
+
+def part_of(limit: int, gateways: int) -> int:
+    """One gateway's of what all may have together; at least one."""
+    return -(-limit // gateways)

@@ -6,33 +6,25 @@ finish reason is `abort` is a failure: an engine that is stopped answers so, wit
 
 from __future__ import annotations
 
-import json
-import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from typing import Any
 
-import httpx
-
-from executor.gateway.errors import RequestError, busy, failed, malformed, not_ready
+from executor.gateway.errors import busy, failed, not_ready
 from executor.gateway.measure import Visit
-from executor.gateway.table import RouteTable, Target, taken
+from executor.gateway.table import RouteTable, Target
+from executor.gateway.upstream import LAST, EngineFailedError, Upstream
 from planner.types import Phase
 
 MOST_TRIES = 3
-WHOLE_ANSWER = httpx.Timeout(None, connect=2.0)
-DATA, DONE = b"data:", b"data: [DONE]"
 EMBEDDINGS = "/v1/embeddings"  # no tokens come out: nothing for a pair to do
-
-
-class EngineFailedError(Exception):
-    """An engine did not give what was asked for."""
 
 
 class Server:
     """Sends requests on and passes answers back."""
 
-    def __init__(self, table: RouteTable, client: httpx.AsyncClient) -> None:
-        self.table, self.client = table, client
+    def __init__(self, table: RouteTable, upstream: Upstream) -> None:
+        self.table, self.upstream = table, upstream
 
     async def answer(self, path: str, body: Mapping[str, Any], visit: Visit) -> dict[str, Any]:
         """The whole answer of a request without streaming.
@@ -44,8 +36,9 @@ class Server:
         for _ in range(MOST_TRIES):
             target, sent = await self._prepared(path, body, tried)
             try:
-                with taken(target):
-                    found = _checked(await self._post(target, path, sent))
+                with self.table.taken(target) as use:
+                    found = await self.upstream.post(target.url + path, sent)
+                    use.told(found.get("usage"))
                 visit.used(found.get("usage"))
                 return found
             except EngineFailedError:
@@ -56,9 +49,9 @@ class Server:
     async def stream(
         self, path: str, body: Mapping[str, Any], visit: Visit
     ) -> AsyncGenerator[bytes]:
-        """Lines of server-sent events; the first one comes only when the engine has begun.
+        """Server-sent events; the first comes only when the engine has begun.
 
-        Raises RequestError as `answer`, before the first line. Afterwards a failure is an error
+        Raises RequestError as `answer`, before the first event. Afterwards a failure is an error
         event, and the stream ends without `[DONE]`. Engines are asked for the usage; a client that
         did not ask for it does not see it.
         """
@@ -68,27 +61,47 @@ class Server:
             target, sent = await self._prepared(path, body, tried)
             begun = False
             try:
-                with taken(target):
-                    async for line, event in self._lines(target, path, sent):
-                        if "usage" in event:
-                            visit.used(event["usage"])
-                        if event.get("choices"):
-                            visit.event()
-                        elif hidden and event.get("usage"):
-                            continue
-                        if line.startswith(DONE):  # its client may go before the engine has ended
-                            visit.end(httpx.codes.OK)
+                async with aclosing(self._events(target, path, sent, visit, hidden)) as events:
+                    async for passed in events:
                         begun = True
-                        yield line
+                        yield passed
                     return
             except EngineFailedError:
                 self.table.rest(target)
                 if begun:
-                    visit.end(httpx.codes.BAD_GATEWAY)
+                    visit.end(502)
                     yield failed(model).event()
                     return
                 tried.add(target.url)
         raise failed(model)
+
+    async def _events(
+        self, target: Target, path: str, sent: Mapping[str, Any], visit: Visit, hidden: bool
+    ) -> AsyncGenerator[bytes]:
+        """Those of one engine, counted; without the usage where that is hidden.
+
+        Raises EngineFailedError: it broke off.
+        """
+        batches = self.upstream.events(target.url + path, sent)
+        with self.table.taken(target, stream=True) as use:
+            async with aclosing(batches):
+                async for batch in batches:
+                    passed = b""
+                    for line, event in batch:
+                        usage = event.get("usage")
+                        if usage:
+                            visit.used(usage)
+                            use.told(usage)
+                        if event.get("choices"):
+                            visit.event()
+                            use.event()
+                        elif hidden and usage:
+                            continue
+                        elif line is LAST:  # its client may go before the engine has ended
+                            visit.end(200)
+                        passed += line
+                    if passed:
+                        yield passed
 
     async def _prepared(
         self, path: str, body: Mapping[str, Any], tried: set[str]
@@ -129,8 +142,9 @@ class Server:
         near = {decode.domain}  # KV goes from there alone
         while (target := self.table.pick(model, Phase.PREFILL, tried, near)) is not None:
             try:
-                with taken(target):
-                    found = _checked(await self._post(target, path, prompt))
+                with self.table.taken(target) as use:
+                    found = await self.upstream.post(target.url + path, prompt)
+                    use.told(found.get("usage"))
             except EngineFailedError:
                 self.table.rest(target)
                 tried.add(target.url)
@@ -139,48 +153,6 @@ class Server:
             return {**body, "kv_transfer_params": transfer} if transfer else body
         return None
 
-    async def _post(self, target: Target, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        try:  # a whole answer has no chunks in between: it may take as long as it takes
-            response = await self.client.post(
-                target.url + path, content=_encoded(body), headers=_headers(), timeout=WHOLE_ANSWER
-            )
-        except httpx.HTTPError as error:
-            raise EngineFailedError(str(error)) from error
-        _refuse_errors(response.status_code, response.text)
-        try:
-            found = response.json()
-        except ValueError as error:
-            raise EngineFailedError("not JSON") from error
-        if not isinstance(found, dict):
-            raise EngineFailedError("not an object")
-        return found
-
-    async def _lines(
-        self, target: Target, path: str, body: Mapping[str, Any]
-    ) -> AsyncIterator[tuple[bytes, Mapping[str, Any]]]:
-        """Lines of one engine up to `[DONE]`, each with the event in it.
-
-        Raises EngineFailedError: it broke off, aborted, or sent what is no event.
-        """
-        request = self.client.stream(
-            "POST", target.url + path, content=_encoded(body), headers=_headers()
-        )
-        try:
-            async with request as response:
-                if response.status_code != httpx.codes.OK:
-                    text = (await response.aread()).decode(errors="replace")
-                    _refuse_errors(response.status_code, text)
-                async for line in _split(response):
-                    if not line.startswith(DATA):
-                        continue
-                    if line == DONE:
-                        yield DONE + b"\n\n", {}
-                        return
-                    yield line + b"\n\n", _checked(_event(line))
-        except httpx.HTTPError as error:
-            raise EngineFailedError(str(error)) from error
-        raise EngineFailedError("the stream ended before it was done")
-
 
 def _with_usage(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
     """The body that asks for the usage at the end of a stream; whether the client did not."""
@@ -188,66 +160,3 @@ def _with_usage(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
     if not isinstance(options, dict) or options.get("include_usage"):
         return body, False  # what is no object the engine refuses
     return {**body, "stream_options": {**options, "include_usage": True}}, True
-
-
-def _headers() -> dict[str, str]:
-    return {
-        "X-Request-Id": uuid.uuid4().hex,
-        "Content-Type": "application/json",
-        "Accept-Encoding": "identity",  # events are passed on as they come
-    }
-
-
-def _encoded(body: Mapping[str, Any]) -> bytes:
-    """The body as bytes.
-
-    Raises RequestError: numbers or text that JSON has no form for.
-    """
-    try:
-        return json.dumps(body, allow_nan=False).encode()
-    except ValueError as error:
-        raise malformed(f"The request can't be passed on: {error}.") from error
-
-
-def _refuse_errors(status: int, text: str) -> None:
-    """What the engine refuses is the client's mistake; all else is the engine's failure."""
-    if status == httpx.codes.OK:
-        return
-    if status in {400, 413, 422}:
-        try:
-            error = json.loads(text).get("error", {})
-            message = str(error.get("message", text))
-        except (ValueError, AttributeError):
-            message = text
-        raise RequestError(400, message, "invalid_request_error")
-    raise EngineFailedError(f"status {status}")
-
-
-async def _split(response: httpx.Response) -> AsyncIterator[bytes]:
-    """Its lines as bytes, without their ends: they are passed on as they are."""
-    rest = b""
-    async for chunk in response.aiter_raw():
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            yield line.rstrip(b"\r")
-
-
-def _event(line: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(line.removeprefix(DATA))
-    except ValueError as error:
-        raise EngineFailedError("an event that is not JSON") from error
-    if not isinstance(found, dict):
-        raise EngineFailedError("an event that is not an object")
-    return found
-
-
-def _checked(answer: dict[str, Any]) -> dict[str, Any]:
-    """An answer or event that is no failure in disguise."""
-    if "error" in answer:
-        raise EngineFailedError(str(answer["error"]))
-    choices = answer.get("choices")
-    for choice in choices if isinstance(choices, list) else []:
-        if isinstance(choice, dict) and choice.get("finish_reason") == "abort":
-            raise EngineFailedError("aborted")
-    return answer

@@ -49,6 +49,7 @@ class PlacementSettings:
     ttft_queue_share: float = 0.20  # of the TTFT objective, kept for queueing
     kv_handover_share: float = 0.30  # of the TTFT objective, kept for moving the prompt's KV
     caps: Literal["calibrated", "assumed"] = "calibrated"  # where there are calibrated ones
+    corrections: Literal["observed", "none"] = "observed"  # what serving taught of templates
     utilization: Mapping[Phase, float] = field(
         default_factory=lambda: {
             Phase.PREFILL: 0.70,

@@ -9,14 +9,18 @@ import socket
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
+import polars as pl
 import psutil
 import pytest
 
+from catalog.store import Catalog
 from executor.home import HomeFiles
 from executor.routes import read_routes
 from tasks.local_run import measurements_file
+from tasks.observed import load_inbox
 from tests.measurements import measurements
 from tests.tasks.test_local import CONFIG, vllm_python
 
@@ -75,6 +79,17 @@ def test_it_plans_serves_measures_and_ends(home: Path, scenario: Path) -> None:
     assert 0.0 < seen["tpot_mean_ms"] <= seen["tpot_p95_ms"]
     assert served["concurrency"] == planned["in_flight"] > 1
     assert processes(home) == []
+    # The gateway has left what the replica did, under the template that was planned.
+    catalog = Catalog(home)
+    (template,) = catalog.query(
+        "SELECT DISTINCT template_id FROM allocation_item JOIN allocation USING (allocation_id) "
+        "WHERE planner = 'coral'"
+    )[1]
+    files = list(HomeFiles(home).inbox.glob("replicas-*.parquet"))
+    rows = pl.concat([pl.read_parquet(file) for file in files])
+    assert set(rows["template"]) == set(template) and rows["replica"].n_unique() == 1
+    assert rows["measured"].sum() >= 12 and rows["decode_tokens"].sum() > 12
+    assert load_inbox(catalog, datetime.now(UTC)).broken == ()
     leases = subprocess.run(
         [*CORAL, "fleet", "list", "--home", str(home), "--json"],
         capture_output=True, text=True, timeout=60, check=True,

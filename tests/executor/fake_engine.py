@@ -28,7 +28,8 @@ class Handler(BaseHTTPRequestHandler):
         for _ in range(asked["max_tokens"]):
             self.event({"choices": [{"text": "x", "finish_reason": None}]})
             time.sleep(0.001)
-        self.event({"choices": [], "usage": {"completion_tokens": asked["max_tokens"]}})
+        usage = {"prompt_tokens": 1, "completion_tokens": asked["max_tokens"]}
+        self.event({"choices": [], "usage": usage})
         self.wfile.write(b"data: [DONE]\n\n")
 
     def event(self, content: object) -> None:

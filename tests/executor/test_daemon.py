@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -117,6 +117,31 @@ def test_a_killed_stage_takes_its_replica_off_the_routes_and_back(
     assert read_routes(daemon.files.routes).models == ("org/m",)
     assert until(daemon, lambda: routed(daemon) == {"r1"})
     assert daemon.controller.replicas["r1"].generation == 2
+
+
+def test_what_is_to_go_waits_for_gateways_to_know_but_not_for_ever(
+    daemon: Daemon, agents: list[Here], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("executor.daemon.UNROUTED_S", 0.2)
+    gateways, has = daemon.controller.gateways, [""]
+
+    def speaking(condition: Callable[[], bool]) -> Callable[[], bool]:
+        def found() -> bool:
+            gateways.hear(b"gateway", {"gateway": "g", "has": has[0]})
+            return condition()
+
+        return found
+
+    deploy(daemon, replica("r1", "a"), replica("r2", "b"))
+    assert until(daemon, speaking(lambda: routed(daemon) == {"r1", "r2"}))
+    deploy(daemon, *daemon._deployment.replicas[:1], leases="a")
+    assert until(daemon, speaking(lambda: routed(daemon) == {"r1"}), 3.0)
+    assert not until(daemon, speaking(lambda: "r2" not in daemon.controller.replicas), 1.5)
+    has[0] = gateways._mark
+    assert until(daemon, speaking(lambda: "r2" not in daemon.controller.replicas), 3.0)
+    monkeypatch.setattr("executor.daemon.UNHEARD_S", 0.5)
+    deploy(daemon, leases="")
+    assert until(daemon, speaking(lambda: daemon.controller.replicas == {}), 5.0)
 
 
 def test_what_is_to_go_is_unrouted_before_it_is_stopped(daemon: Daemon, agents: list[Here]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from executor.gateway.replicas import ReplicaBook
 from executor.gateway.table import RouteTable
 from executor.routes import Route, Routes, read_routes, write_routes
 from planner.types import Phase
@@ -25,7 +26,7 @@ def test_answers_streams_and_lists_models(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("temper", ["500", "aborts", "garbage"])
+@pytest.mark.parametrize("temper", ["500", "aborts", "garbage", "no line ends"])
 def test_a_failure_before_the_first_token_is_tried_elsewhere(
     tmp_path: Path, temper: str, stream: bool
 ) -> None:
@@ -166,7 +167,7 @@ def test_prefill_and_decode_of_a_request_are_in_one_domain(tmp_path: Path) -> No
 def test_the_table_keeps_counts_and_survives_a_broken_file(tmp_path: Path) -> None:
     file = tmp_path / "routes.json"
     one = Route(replica_id="r", model="m", phase=Phase.AGGREGATED, urls=("http://a", "http://b"))
-    table = RouteTable(file)
+    table = RouteTable(file, ReplicaBook(tmp_path / "inbox", "g"))
     table.refresh()
     assert table.pick("m", Phase.AGGREGATED) is None
     write_routes(file, Routes(models=("m",), routes=(one,)))

@@ -168,6 +168,22 @@ def test_headers_that_do_not_come_end_the_connection(
         assert words_of(endless) == WORDS
 
 
+def test_headers_without_end_close_the_connection(tmp_path: Path) -> None:
+    with gateway(tmp_path, (Engine(), Phase.AGGREGATED)) as (client, _, _):
+        at = (client.base_url.host, client.base_url.port or 80)
+        with socket.create_connection(at, timeout=5) as flood:
+            flood.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n")
+            with pytest.raises(OSError, match=r"reset|pipe|closed"):
+                for number in range(2000):  # some 200 KB
+                    flood.sendall(f"X-{number}: {'a' * 100}\r\n".encode())
+                    time.sleep(0.0005)
+                raise TimeoutError("it takes all of them")
+        large = b"X-Large: " + b"a" * 60_000
+        with socket.create_connection(at, timeout=5) as bearable:
+            bearable.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n" + large + b"\r\n\r\n")
+            assert b" 200 " in bearable.recv(4096)
+
+
 def test_embeddings_pass_through_and_need_a_whole_engine(tmp_path: Path) -> None:
     engines = [(Engine(), phase) for phase in (Phase.AGGREGATED, Phase.PREFILL, Phase.DECODE)]
     body = {"model": "org/m", "input": "hello", "dimensions": 1}

@@ -76,7 +76,9 @@ def test_the_gateway_leaves_its_demand_in_the_inbox(tmp_path: Path) -> None:
         ask(client)
         ask(client, stream=True)
         ask(client, model="org/other")
-    rows = pl.concat([pl.read_parquet(file) for file in (tmp_path / "inbox").glob("*.parquet")])
+    rows = pl.concat(
+        [pl.read_parquet(file) for file in (tmp_path / "inbox").glob("demand-*.parquet")]
+    )
     assert set(rows["model"]) == {"org/m"}
     assert rows["requests"].sum() == rows["measured"].sum() == 2
     assert (rows["prompt_tokens"].sum(), rows["output_tokens"].sum()) == (14, 6)

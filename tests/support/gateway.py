@@ -55,6 +55,7 @@ class Engine:
     temper: str = ""
     seen: list[dict[str, Any]] = field(default_factory=list)
     left_early: int = 0
+    gap_s: float = 0.02  # between events
 
     def app(self) -> Starlette:
         return Starlette(routes=[
@@ -83,6 +84,8 @@ class Engine:
             return JSONResponse({"error": {"message": "broken"}}, 500)
         if self.temper == "refuses":
             return JSONResponse({"error": {"message": "prompt too long"}}, 400)
+        if self.temper == "no line ends":
+            return StreamingResponse(iter([b"data: " + b"x" * 2**20] * 10))
         if self.temper == "garbage":
             return Response("<html>", media_type="text/html")
         if body.get("stream"):
@@ -106,7 +109,7 @@ class Engine:
                     yield event("", "abort")
                     return
                 yield event(word)
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(self.gap_s)
             yield event("", "stop")
             if usage:
                 yield f"data: {json.dumps({'choices': [], 'usage': USAGE})}\n\n"
@@ -129,12 +132,13 @@ def gateway(
     domains: str = "",
     limits: Limits | None = None,
     objective: Objective | None = None,
+    clock: Callable[[], float] = time.time,
 ) -> Iterator[tuple[httpx.Client, Path, list[str]]]:
     with ExitStack() as stack:
         urls = [stack.enter_context(served(engine.app())) for engine, _ in engines]
         routes = [
             Route(
-                replica_id=f"r{n}", model="org/m", phase=phase, urls=(url,),
+                replica_id=f"r{n}", model="org/m", phase=phase, urls=(url,), template_id=f"t{n}",
                 weight=weights[n] if weights else 1.0, domain=domains[n] if domains else "",
             )
             for n, ((_, phase), url) in enumerate(zip(engines, urls, strict=True))
@@ -144,7 +148,7 @@ def gateway(
             models=("org/m",), routes=tuple(routes),
             objectives={"org/m": objective} if objective else {},
         ))  # fmt: skip
-        base = stack.enter_context(served(make_app(tmp_path, limits)))
+        base = stack.enter_context(served(make_app(tmp_path, limits, clock)))
         yield stack.enter_context(httpx.Client(base_url=base, timeout=20)), file, urls
 
 

@@ -7,14 +7,7 @@ from pathlib import Path
 import pytest
 
 from catalog.store import Catalog
-from tests.support.library import build_library, catalog_with
-from tests.support.rounds import spec
-
-
-@pytest.fixture(scope="session")
-def tiny_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database with the templates of tiny, built once."""
-    return build_library(tmp_path_factory.mktemp("tiny-library"), spec())
+from tests.support.library import catalog_with
 
 
 @pytest.fixture

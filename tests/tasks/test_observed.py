@@ -24,8 +24,13 @@ NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 LATER = NOON + timedelta(hours=1)
 
 
-def write_minutes(home: Path, counts: dict[str, list[int]], first: datetime = NOON) -> None:
-    """A gateway's file with the requests of every minute."""
+def write_minutes(
+    home: Path,
+    counts: dict[str, list[int]],
+    first: datetime = NOON,
+    lengths: tuple[int, int] | None = None,
+) -> None:
+    """A gateway's file with the requests of every minute, all of some lengths."""
     now = [first.timestamp()]
     book = DemandBook(home / "inbox", lambda: now[0])
     for number in range(max(map(len, counts.values()))):
@@ -33,6 +38,8 @@ def write_minutes(home: Path, counts: dict[str, list[int]], first: datetime = NO
         for model, each in counts.items():
             for _ in range(each[number] if number < len(each) else 0):
                 book.came(model)
+                if lengths is not None:
+                    book.ended(model, *lengths)
         book.close(counts)
     book.close(counts, at_end=True)
     book.write()

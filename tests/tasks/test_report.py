@@ -11,7 +11,7 @@ import pytest
 from catalog.store import Catalog
 from planner.allocation.explain import cost_by_workload
 from tasks.allocation import decide
-from tasks.artifacts import cost_markdown, plan_table, publish_task
+from tasks.artifacts import artifact_key, binding_table, cost_markdown, plan_table
 from tasks.inputs import Inputs
 from tasks.report import Decision
 
@@ -101,8 +101,9 @@ def test_artifacts_say_what_the_plan_says(decision: Decision) -> None:
     )
     text = cost_markdown("core", decision)
     assert f"${decision.coral.cost_usd_per_hour:.2f}/h" in text
-    assert all(found.limit.text in text for found in decision.coral.binding)
-    assert publish_task.name == "publish-artifacts"
+    limits = binding_table(decision.coral)
+    assert [row["limit"] for row in limits] == [b.limit.text for b in decision.coral.binding]
+    assert artifact_key("My_Scenario 2") == "coral-my-scenario-2"
 
 
 def test_templates_of_every_phase_are_in_the_chart(

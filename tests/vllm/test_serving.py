@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import openai
 import psutil
 import pytest
 
@@ -34,6 +35,26 @@ def test_one_node_serves_and_streams(site: Site, alone: list[str]) -> None:
     assert lines[-1] == "data: [DONE]"
     assert len(lines) > 2
     assert site.complete("x", model="other").status_code == 404
+
+
+def test_openais_own_client_works_unchanged(site: Site, alone: list[str]) -> None:
+    asked = [{"role": "user", "content": "fish"}]
+    base = str(site.client.base_url).rstrip("/")
+    with openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0) as client:
+        assert [model.id for model in client.models.list()] == [MODEL]
+        whole = client.chat.completions.create(
+            model=MODEL, messages=asked, max_tokens=8, temperature=0.0
+        )
+        stream = client.chat.completions.create(
+            model=MODEL, messages=asked, max_tokens=8, temperature=0.0, stream=True,
+            stream_options={"include_usage": True},
+        )  # fmt: skip
+        *chunks, last = list(stream)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        assert text == whole.choices[0].message.content
+        assert last.usage == whole.usage and last.usage.completion_tokens == 8
+        with pytest.raises(openai.NotFoundError):
+            client.completions.create(model="other", prompt="x")
 
 
 def test_an_uneven_pipeline_over_two_nodes_answers_token_for_token(
