@@ -47,12 +47,10 @@ from planner.scenario import ScenarioSpec
 from simulator.market import MarketFit, SyntheticMarket
 from tasks.allocation import allocation_input, read_library
 from tasks.inputs import load_inputs
-from tasks.lease_copy import copy_leases
 from tasks.library import build_phase, share_templates
-from tasks.market.launches import remember_launches
 from tasks.market.refresh import refresh
-from tasks.observed import load_inbox
 from tasks.operating import lease_store, operate_once
+from tasks.round_ends import close, look
 from tasks.scenario_file import read_scenario
 from tasks.solving import Solvers
 
@@ -164,8 +162,7 @@ def one_run(
     except CoralError:
         found.refresh_failures += 1
     if rng.random() < KILLS:
-        found.killed += 1
-        kill_one(catalog, spec, now, float(rng.uniform(2.0, 6.0)))
+        found.killed += kill_one(catalog, spec, now, float(rng.uniform(0.0, 2.0)))
         return
     held = held_open(catalog) if rng.random() < LOCKS else contextlib.nullcontext()
     began = time.perf_counter()
@@ -180,30 +177,35 @@ def one_run(
     found.round_ms.append(1e3 * (time.perf_counter() - began))
 
 
-def one_round(catalog: Catalog, spec: ScenarioSpec, now: datetime, found: Found) -> None:
-    """What the flow `operate` does, at a time of the replay."""
-    remember_launches(catalog)
-    found.broken_files += len(load_inbox(catalog, now).broken)
-    inputs = load_inputs(catalog, spec, now)
-    result = operate_once(catalog, spec, inputs, now)
+def one_round(
+    catalog: Catalog, spec: ScenarioSpec, now: datetime, found: Found, begun: Any = None
+) -> None:
+    """What the flow `operate` does, at a time of the replay, but for what it tells Prefect."""
+    if begun is not None:
+        begun.set()
+    seen = look(catalog, spec, now)
+    found.broken_files += len(seen.demand.broken)
+    result = operate_once(catalog, spec, seen.inputs, now)
     found.launched += result.applied.launched
     found.not_launched += result.applied.failed
     if result.decision is not None and result.decision.coral.served_share < 1.0 - 1e-6:
         found.shortfalls += 1
-    copy_leases(catalog)
-    catalog.publish(force=True)
+    close(catalog)
 
 
-def kill_one(catalog: Catalog, spec: ScenarioSpec, now: datetime, after_s: float) -> None:
-    """The same in a process of its own, which is killed."""
-    process = multiprocessing.get_context("spawn").Process(
-        target=one_round, args=(catalog, spec, now, Found())
-    )
+def kill_one(catalog: Catalog, spec: ScenarioSpec, now: datetime, after_s: float) -> bool:
+    """The same in a process of its own, killed so long after it began; whether it still ran."""
+    context = multiprocessing.get_context("spawn")
+    begun = context.Event()
+    process = context.Process(target=one_round, args=(catalog, spec, now, Found(), begun))
     process.start()
+    begun.wait(60.0)
     process.join(after_s)
-    if process.pid is not None and process.is_alive():
+    runs = process.is_alive()
+    if runs and process.pid is not None:
         os.kill(process.pid, signal.SIGKILL)
     process.join()
+    return runs
 
 
 @contextlib.contextmanager
@@ -232,6 +234,8 @@ def reading(catalog: Catalog) -> Iterator[Any]:
     finally:
         stop.set()
         process.join()
+        if process.exitcode:
+            counts[1] += 1
 
 
 def _read(snapshot: Path, counts: Any, stop: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import duckdb
 import polars as pl
 
@@ -41,29 +43,40 @@ CREATE VIEW spend_by_day AS
                / 3600.0 * price_usd_per_hour) AS usd
     FROM days GROUP BY ALL ORDER BY ALL;
 CREATE VIEW model_cost AS
+    WITH last AS (
+        SELECT allocation_id, decision_id, created_at, scenario, applied FROM allocation
+        WHERE planner = 'coral'
+        QUALIFY row_number() OVER (PARTITION BY scenario, created_at ORDER BY rowid DESC) = 1)
     SELECT a.created_at, a.scenario, w.model, s.workload, s.cost_usd_per_hour,
            s.demand_rps, s.served_rps, a.applied, a.decision_id
-    FROM allocation a JOIN allocation_service s USING (allocation_id)
+    FROM last a JOIN allocation_service s USING (allocation_id)
     JOIN workload w ON w.decision_id = a.decision_id AND w.workload = s.workload
-    WHERE a.planner = 'coral' ORDER BY ALL;
+    ORDER BY ALL;
 CREATE VIEW model_cost_by_day AS
-    WITH plan AS (
-        SELECT scenario, model, workload, cost_usd_per_hour, served_rps,
-               created_at AT TIME ZONE 'UTC' AS began,
-               lead(created_at, 1, now()) OVER (
-                   PARTITION BY scenario, workload ORDER BY created_at) AT TIME ZONE 'UTC' AS ended
-        FROM model_cost WHERE applied),
+    WITH fleet AS (
+        SELECT scenario, CASE WHEN count(*) FILTER (WHERE ended_at IS NULL) = 0
+               THEN max(ended_at) END AS over_at
+        FROM lease GROUP BY scenario),
+    moment AS (SELECT DISTINCT scenario, created_at FROM model_cost WHERE applied),
+    span AS (
+        SELECT m.scenario, m.created_at, m.created_at AT TIME ZONE 'UTC' AS began,
+               greatest(m.created_at, coalesce(
+                   lead(m.created_at) OVER (PARTITION BY m.scenario ORDER BY m.created_at),
+                   f.over_at, now())) AT TIME ZONE 'UTC' AS ended
+        FROM moment m LEFT JOIN fleet f USING (scenario)),
     days AS (
         SELECT *, unnest(generate_series(
             date_trunc('day', began), date_trunc('day', ended), INTERVAL 1 DAY)) AS day
-        FROM plan),
+        FROM span),
     parts AS (
         SELECT *, date_diff('second', greatest(began, day), least(ended, day + INTERVAL 1 DAY))
                / 3600.0 AS hours
         FROM days)
-    SELECT day::DATE AS day, scenario, model, sum(hours * cost_usd_per_hour) AS usd,
-           sum(hours * served_rps) * 3600 AS requests_planned
-    FROM parts GROUP BY ALL ORDER BY ALL;
+    SELECT p.day::DATE AS day, c.scenario, c.model, sum(p.hours * c.cost_usd_per_hour) AS usd,
+           sum(p.hours * c.served_rps) * 3600 AS requests_planned
+    FROM parts p JOIN model_cost c ON c.scenario = p.scenario AND c.created_at = p.created_at
+     AND c.applied
+    GROUP BY ALL ORDER BY ALL;
 """
 
 
@@ -73,11 +86,20 @@ def m014_fleet(connection: duckdb.DuckDBPyConnection) -> None:
     connection.execute(VIEWS)
 
 
-def last_event(connection: duckdb.DuckDBPyConnection) -> int:
-    """The number of the last event that is in; 0 where none is."""
-    return int(
-        connection.execute("SELECT coalesce(max(number), 0) FROM lease_event").fetchall()[0][0]
-    )
+def read_last_event(
+    connection: duckdb.DuckDBPyConnection,
+) -> tuple[int, str, datetime] | None:
+    """Number, lease and time of the last event that is in; None where none is."""
+    rows = connection.execute(
+        "SELECT number, lease_id, happened_at FROM lease_event ORDER BY number DESC LIMIT 1"
+    ).fetchall()
+    return (rows[0][0], rows[0][1], rows[0][2].astimezone(UTC)) if rows else None
+
+
+def clear_leases(connection: duckdb.DuckDBPyConnection) -> None:
+    """Before all of another lease file is taken in."""
+    connection.execute("DELETE FROM lease")
+    connection.execute("DELETE FROM lease_event")
 
 
 def write_leases(

@@ -104,13 +104,18 @@ class Catalog:
         """
         with self._answering() as connection:
             result = connection.execute(sql, list(parameters))
+            if result is None:  # DuckDB's answer to a query without a statement
+                raise QueryError("SQL: the query is empty")
             columns = [column[0] for column in (result.description or [])]
             return columns, result.fetchall() if columns else []
 
     def frame(self, sql: str, parameters: Sequence[object] = ()) -> pl.DataFrame:
         """The same as a table. Raises as `query`."""
         with self._answering() as connection:
-            found: pl.DataFrame = connection.sql(sql, params=list(parameters)).pl()
+            asked = connection.sql(sql, params=list(parameters))
+            if asked is None:
+                raise QueryError("SQL: the query gives no rows to write")
+            found: pl.DataFrame = asked.pl()
             return found
 
     @contextlib.contextmanager
@@ -119,8 +124,6 @@ class Catalog:
         with self.read_snapshot() as connection:
             try:
                 yield connection
-            except AttributeError as error:  # DuckDB answers None to a query without a statement
-                raise QueryError("SQL: the query is empty") from error
             except (duckdb.IOException, duckdb.SerializationException) as error:
                 raise DatabaseError(_unreadable(self.snapshot, error)) from error
             except duckdb.Error as error:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ipaddress
 import socket
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from coral.options import Json, Scenario, check_scenario
+from coral.options import Json, check_scenario
 from coral.output import print_json
 from coral.serving import Home, refuse_taken
 from planner.errors import InputError
@@ -45,7 +46,15 @@ def alerts(
 
 
 def watch(
-    scenario: Scenario = "core",
+    scenario: Annotated[
+        str,
+        typer.Option(
+            "--scenario",
+            "-s",
+            envvar="CORAL_SCENARIO",
+            help="A scenario file, or a shipped one: that of the deployment `operate`.",
+        ),
+    ] = "core",
     home: Home = None,
     as_json: Json = False,
 ) -> None:
@@ -66,7 +75,8 @@ def watch(
         cause = wait_for_cause(catalog, spec, 3600.0)
         if cause == OVER:
             continue
-        tell(FLEET_LOSS, "scenario", spec.name, what=cause)
+        asked = str(Path(scenario).resolve()) if Path(scenario).exists() else scenario
+        tell(FLEET_LOSS, "scenario", spec.name, what=cause, scenario=asked)
         if as_json:
             print_json({"event": FLEET_LOSS, "what": cause})
         else:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from executor.control.controller import Controller
@@ -56,11 +56,9 @@ class ControllerCollector(Collector):
         ready = sum(self._standing.is_ready(replica_id) for replica_id, _ in running)
         yield _gauge("replicas", "Replicas of the deployment.", "state",
                      {("ready",): ready, ("coming up",): len(running) - ready})  # fmt: skip
-        restarts = CounterMetricFamily(
-            "coral_controller_restarts", "Starts after a failure, of replicas that are there."
-        )
-        restarts.add_metric([], sum(one.restarts for _, one in running))
-        yield restarts
+        restarts = sum(one.restarts for _, one in running)
+        yield _gauge("restarts", "Starts after a failure, of replicas that are there.", "",
+                     {(): restarts})  # fmt: skip
         yield from _leases(self._leases())
 
 

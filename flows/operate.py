@@ -10,14 +10,10 @@ from prefect import flow
 from flows.parameters import Home, Scenario
 from tasks.alarms import raise_alarms_task
 from tasks.artifacts import publish_round_task
-from tasks.corrections import learn
 from tasks.home import open_catalog
-from tasks.inputs import load_inputs
-from tasks.lease_copy import copy_leases
-from tasks.market.launches import remember_launches
-from tasks.observed import load_inbox
 from tasks.opaque import opaque
 from tasks.operating import Round, operate_task
+from tasks.round_ends import close_task, look_task
 from tasks.round_log import log_round
 from tasks.scenario_file import read_scenario
 
@@ -32,17 +28,14 @@ def operate(scenario: Scenario = "core", home: Home = None, draft: bool = False)
     Args:
         draft: Plan and say what the fleet would be asked; do nothing.
     """
-    catalog = open_catalog(home)
-    spec, now = read_scenario(scenario), datetime.now(UTC)
-    remember_launches(catalog)
-    demand = load_inbox(catalog, now)
-    inputs = load_inputs(catalog, spec, now)
-    learned = learn(catalog, inputs, now, record=not draft)
-    inputs = replace(inputs, corrections=learned.factors, notes=learned.notes)
-    result = operate_task(catalog, opaque(spec), opaque(inputs), now, draft)
-    result = replace(result, demand=demand, learned=learned)
-    publish_round_task(catalog, inputs.scenario.name, opaque(result))
-    alarms = raise_alarms_task(opaque(spec), opaque(inputs), opaque(result))
-    log_round(spec.name, result, copy_leases(catalog), alarms)
-    catalog.publish(force=True)
+    catalog, now = open_catalog(home), datetime.now(UTC)
+    spec = opaque(read_scenario(scenario))
+    seen = look_task(catalog, spec, now, draft)
+    result: Round = operate_task(catalog, spec, opaque(seen.inputs), now, draft)
+    result = replace(result, demand=seen.demand, learned=seen.learned)
+    events = close_task(catalog)
+    if not draft:
+        alarms = raise_alarms_task(catalog, spec, opaque(seen.inputs), opaque(result))
+        log_round(catalog, seen.inputs.scenario.name, result, events, alarms)
+        publish_round_task(catalog, seen.inputs.scenario.name, opaque(result))
     return result

@@ -11,7 +11,8 @@ from httpx import HTTPError
 from prefect.automations import AutomationCore, EventTrigger, Posture, ResourceSpecification
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.client.orchestration import get_client
-from prefect.events.actions import Action, DoNothing, SendNotification
+from prefect.client.schemas.objects import StateType
+from prefect.events.actions import Action, ChangeFlowRunState, DoNothing, SendNotification
 from prefect.exceptions import PrefectHTTPStatusError
 
 from planner.errors import InputError
@@ -19,6 +20,8 @@ from tasks.events import MARKET_STALE, SHORTFALL, SPEND_NEAR_CAP, labels
 
 BLOCK = "coral-alerts"
 AGAIN = timedelta(hours=1)  # before the same thing is told of again
+ENDS = ("Completed", "Failed", "Crashed", "Cancelled", "TimedOut")
+GONE = timedelta(seconds=120)  # without a heartbeat; they come every 30 s (prefect.yaml)
 SILENT = timedelta(minutes=30)  # without a round of `operate` that ended well
 TAG: dict[str, str | list[str]] = {
     "prefect.resource.id": "prefect.tag.coral",
@@ -38,7 +41,7 @@ def set_alerts(notify_url: str | None) -> list[str]:
     """Make or renew the automations; their names.
 
     A webhook gets a POST of {"text": ...} for each, as Slack and Mattermost take it. Without one
-    they appear in the server's event feed alone.
+    an automation keeps the actions that it has; a new one appears in the event feed alone.
     Raises NoServerError, ServerAwayError.
     """
     url = require_server()
@@ -46,9 +49,12 @@ def set_alerts(notify_url: str | None) -> list[str]:
         found = list(_automations(_webhook(notify_url)))
         with get_client(sync_client=True) as client:
             for automation in found:
-                for old in client.read_automations_by_name(automation.name):
-                    client.delete_automation(old.id)
+                before = client.read_automations_by_name(automation.name)
+                if before and notify_url is None:
+                    automation.actions = before[0].actions
                 client.create_automation(automation)
+                for old in before:
+                    client.delete_automation(old.id)
     except (HTTPError, PrefectHTTPStatusError, RuntimeError) as error:
         raise ServerAwayError(
             f"the Prefect server at {url} did not take the alerts ({error}); is it running?"
@@ -110,6 +116,25 @@ def _automations(actions: Sequence[Action]) -> Iterator[AutomationCore]:
             within=timedelta(0),
         ),
         actions=does,
+    )
+    yield AutomationCore(
+        name="Coral: run is gone",
+        description="A run's process says nothing any more (a killed worker): it has crashed.",
+        trigger=EventTrigger(
+            posture=Posture.Proactive,
+            after={"prefect.flow-run.heartbeat"},
+            expect={"prefect.flow-run.heartbeat", *(f"prefect.flow-run.{s}" for s in ENDS)},
+            match=ResourceSpecification({"prefect.resource.id": "prefect.flow-run.*"}),
+            match_related=ResourceSpecification(TAG),
+            for_each={"prefect.resource.id"},
+            threshold=1,
+            within=GONE,
+        ),
+        actions=[
+            ChangeFlowRunState(
+                state=StateType.CRASHED, name=None, message="its process is gone", force=False
+            )
+        ],
     )
     yield AutomationCore(
         name="Coral: operate is silent",

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from catalog.fleet import last_event, write_leases
+from catalog.fleet import clear_leases, read_last_event, write_leases
 from catalog.store import Catalog
 from executor.lease_store import SqliteLeaseStore
 
@@ -37,26 +37,33 @@ class LeaseEvent(NamedTuple):
 
 
 def copy_leases(catalog: Catalog) -> list[LeaseEvent]:
-    """Take in what changed since the last time; these events, oldest first."""
+    """Take in what changed since the last time; these events, oldest first.
+
+    All of it where the file is another one than before: lost, or an older one put back.
+    """
     path = catalog.home / "leases.sqlite"
     if not path.exists():
         return []
     store = SqliteLeaseStore(path)
-    with catalog.read() as connection:
-        since = last_event(connection)
-    events = [LeaseEvent(*event) for event in store.events_since(since)]
-    if not events:
-        return []
-    changed = {event.lease_id for event in events}
-    rows = [
-        (
-            x.id, x.scenario, x.domain, x.zone, x.instance_type, x.node_class, x.market.value,
-            x.price_usd_per_hour, x.fleet, x.state.value, x.reason, x.replica, x.instance_id,
-            x.created_at, x.ready_at, x.ended_at,
-        )
-        for x in store.some(changed)
-    ]  # fmt: skip
-    with catalog.write() as connection:
+    with catalog.write() as connection:  # one at a time: two rounds would take in the same
+        last = read_last_event(connection)
+        events = [LeaseEvent(*event) for event in store.events_since(last[0] - 1 if last else 0)]
+        if last and (not events or events[0][:3] != last):
+            clear_leases(connection)
+            events = [LeaseEvent(*event) for event in store.events_since(0)]
+        elif last:
+            events = events[1:]
+        if not events:
+            return []
+        changed = {event.lease_id for event in events}
+        rows = [
+            (
+                x.id, x.scenario, x.domain, x.zone, x.instance_type, x.node_class, x.market.value,
+                x.price_usd_per_hour, x.fleet, x.state.value, x.reason, x.replica, x.instance_id,
+                x.created_at, x.ready_at, x.ended_at,
+            )
+            for x in store.some(changed)
+        ]  # fmt: skip
         write_leases(
             connection,
             pl.DataFrame(rows, LEASES, orient="row"),

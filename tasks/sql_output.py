@@ -45,8 +45,18 @@ def write_answer(catalog: Catalog, query: str, form: str, output: Path | None) -
         draft.replace(output)
     except OSError as error:
         raise OutputError(f"cannot write {output}: {error.strerror or error}") from error
+    finally:
+        draft.unlink(missing_ok=True)
     return found.height
 
 
 def _text(found: pl.DataFrame, form: str) -> str:
-    return found.write_csv() if form == "csv" else f"{found.write_json()}\n"
+    if form == "json":
+        return f"{found.write_json()}\n"
+    nested = [name for name, kind in found.schema.items() if kind.is_nested()]
+    if nested:
+        raise OutputError(
+            f"{', '.join(nested)} of the answer is a list or structure, which CSV cannot hold; "
+            "choose --format json or parquet"
+        )
+    return found.write_csv()

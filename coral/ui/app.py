@@ -8,10 +8,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from dash import Dash, Input, Output, dcc, html, no_update
+from dash import Dash, Input, Output, ctx, dcc, html, no_update
 from flask import Response, redirect, request
 
-from catalog.errors import DatabaseError
+from catalog.errors import QueryError
 from catalog.store import Catalog
 from coral.ui import pages
 from coral.ui.queries import Queries
@@ -93,7 +93,8 @@ def _answer(app: Dash, queries: Queries) -> None:
     def show(path: str | None, scenario: str | None, _: int | None) -> tuple[Any, ...]:
         name = (path or "/").strip("/") or pages.OVERVIEW
         marks = ["here" if one == name else "" for one in pages.NAMES]
-        return (*_page(queries, name, scenario, dash_ticks=_), *marks)
+        ticked = ctx.triggered_id == "clock"
+        return (*_page(queries, name, scenario, ticked=ticked), *marks)
 
     @app.callback(
         Output("templates-found", "children"),
@@ -117,16 +118,14 @@ def _answer(app: Dash, queries: Queries) -> None:
         return _said(lambda: pages.market(queries, gpu, kind))
 
 
-def _page(
-    queries: Queries, name: str, scenario: str | None, *, dash_ticks: int | None
-) -> tuple[Any, Any]:
-    """A page's children and the age of what it shows; pages with filters keep theirs."""
+def _page(queries: Queries, name: str, scenario: str | None, *, ticked: bool) -> tuple[Any, Any]:
+    """A page's children and the age of what it shows; pages with filters keep them on a tick."""
     try:
         age = f"snapshot {pages.age_text(queries.snapshot_at)}"
     except OSError:
         age = ""
     if name in {pages.TEMPLATES, pages.MARKET}:
-        if dash_ticks:
+        if ticked:
             return no_update, age
         return _said(lambda: _filters(queries, name)), age
     if name not in OF_SCENARIO:
@@ -166,8 +165,17 @@ def _said(show: Callable[[], list[Any]]) -> list[Any]:
     """The page, or in words why there is none."""
     try:
         return show()
-    except DatabaseError as error:
-        return [html.P(str(error), className="bad")]
+    except CoralError as error:
+        return [html.P(f"{error}{_older(error)}", className="bad")]
+
+
+def _older(error: CoralError) -> str:
+    """A snapshot of before an upgrade lacks views: the next command that writes makes it anew."""
+    return (
+        " (after an upgrade: `coral operate` or any plan renews it)"
+        if isinstance(error, QueryError)
+        else ""
+    )
 
 
 def _ask_for(token: str, app: Dash) -> None:
@@ -182,7 +190,7 @@ def _ask_for(token: str, app: Dash) -> None:
         if is_right(given):
             response = redirect(request.path)
             secure = request.is_secure
-            response.set_cookie(COOKIE, token, httponly=True, samesite="Strict", secure=secure)
+            response.set_cookie(COOKIE, token, httponly=True, samesite="Lax", secure=secure)
             return response
         bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
         if is_right(request.cookies.get(COOKIE)) or is_right(bearer):

@@ -179,15 +179,7 @@ def plans(queries: Queries, scenario: str) -> Children:
 
 def market(queries: Queries, gpu: str, kind: str) -> Children:
     """Prices of a GPU over time, and the least of every GPU now."""
-    prices, now = queries.prices(gpu, kind), queries.cheapest()
-    latest = prices.group_by("observed_at", "domain").agg(pl.col("usd_per_gpu_hour").min())
-    shown = (
-        latest.group_by("domain")
-        .agg(pl.col("usd_per_gpu_hour").last())
-        .sort("usd_per_gpu_hour")
-        .head(len(COLOURS))["domain"]
-    )
-    few = latest.filter(pl.col("domain").is_in(shown.to_list())).sort("observed_at")
+    few, now = queries.prices(gpu, kind, len(COLOURS)), queries.cheapest()
     names = {
         "gpu": "GPU", "market": "market", "usd_per_gpu_hour": "USD per GPU hour",
         "domain": "domain", "instance_type": "instance type",
@@ -197,7 +189,7 @@ def market(queries: Queries, gpu: str, kind: str) -> Children:
         unit = "USD per GPU hour"
         found.append(
             section(
-                f"{gpu}, {kind.replace('_', ' ')}: the {shown.len()} cheapest domains",
+                f"{gpu}, {kind.replace('_', ' ')}, in the domains that are cheapest now",
                 graph(over_time(few, "observed_at", "usd_per_gpu_hour", "domain", unit)),
             )
         )

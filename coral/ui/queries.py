@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import polars as pl
 
 from catalog.store import Catalog
@@ -128,16 +130,24 @@ class Queries:
         nodes = self._catalog.frame("SELECT DISTINCT nodes FROM template ORDER BY nodes")
         return models["model"].to_list(), gpus["gpu"].to_list(), nodes["nodes"].to_list()
 
-    def prices(self, gpu: str, market: str) -> pl.DataFrame:
-        """USD/hour of one GPU over time, by domain, the least instance type's."""
-        return self._catalog.frame(
-            "SELECT o.observed_at AT TIME ZONE 'UTC' AS observed_at, o.domain, o.instance_type, "
-            "min(o.price_usd_per_hour / i.gpu_count) AS usd_per_gpu_hour FROM offer o "
+    def prices(self, gpu: str, market: str, domains: int) -> pl.DataFrame:
+        """The least USD/hour of one GPU over the last days, in the domains cheapest now.
+
+        Prices are kept as changes: every type's stays until its next, or until it is withdrawn.
+        """
+        changes = self._catalog.frame(
+            "SELECT o.observed_at AT TIME ZONE 'UTC' AS observed_at, o.domain, "
+            "concat_ws(' ', o.feed, o.zone, o.instance_type) AS kind, "
+            "CASE WHEN o.listed THEN o.price_usd_per_hour / i.gpu_count "
+            "ELSE 'Infinity'::DOUBLE END AS usd_per_gpu_hour FROM offer o "
             "JOIN instance_type i ON i.cloud = o.cloud AND i.instance_type = o.instance_type "
-            "WHERE o.rejected_because IS NULL AND i.gpu = ? AND o.market = ? "
-            "GROUP BY ALL ORDER BY ALL",
-            [gpu, market],
+            "WHERE o.rejected_because IS NULL AND i.gpu = ? AND o.market = ? AND o.domain IN ("
+            "SELECT domain FROM price_now WHERE gpu = ? AND market = ? GROUP BY domain "
+            "ORDER BY min(price_usd_per_hour / gpu_count), domain LIMIT ?) ORDER BY ALL",
+            [gpu, market, gpu, market, domains],
         )
+        parts = [_least(part) for _, part in changes.group_by("domain", maintain_order=True)]
+        return pl.concat(parts) if parts else changes.drop("kind")
 
     def cheapest(self) -> pl.DataFrame:
         """The least price of every GPU type now, on demand and spot."""
@@ -170,3 +180,20 @@ SORTS = {
     "throughput_rps": "requests/s",
     "usd_per_hour": "USD per hour",
 }
+
+
+def _least(changes: pl.DataFrame) -> pl.DataFrame:
+    """Of one domain: at every change the least of the prices in force, for the last days."""
+    wide = changes.pivot(
+        on="kind", index="observed_at", values="usd_per_gpu_hour", aggregate_function="last"
+    ).sort("observed_at")
+    least = wide.select(
+        "observed_at",
+        domain=pl.lit(changes["domain"][0]),
+        usd_per_gpu_hour=pl.min_horizontal(pl.exclude("observed_at").forward_fill()),
+    ).filter(pl.col("usd_per_gpu_hour").is_finite())
+    since = pl.col("observed_at").max() - timedelta(days=DAYS_SHOWN)
+    is_shown = pl.col("observed_at") >= since
+    shown = least.with_columns(is_shown=is_shown)
+    kept = [shown.filter(~pl.col("is_shown")).tail(1), shown.filter("is_shown")]
+    return pl.concat(kept).drop("is_shown")

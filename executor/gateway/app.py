@@ -276,7 +276,10 @@ async def _keep_fresh(desk: Desk) -> None:
             desk.refresh()
         except Exception:
             log.exception("routes or keys can't be read; those known stay")
-        await desk.write_minutes()
+        try:
+            await desk.write_minutes()
+        except Exception:
+            log.exception("minutes can't be written; the gateway goes on")
 
 
 async def _while_there(request: Request, work: Coroutine[Any, Any, Result]) -> Result:

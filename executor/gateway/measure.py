@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from executor.gateway.demand import DemandBook
+from executor.gateway.usage import is_count
 from executor.routes import Objective
 
 TTFT_S = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 60.0)
@@ -86,8 +87,8 @@ class Visit:
         """What the engine says of the request's tokens."""
         if isinstance(usage, Mapping):
             prompt, output = usage.get("prompt_tokens"), usage.get("completion_tokens", 0)
-            if isinstance(prompt, int) and isinstance(output, int):
-                self._tokens = (max(0, prompt), max(0, output))
+            if is_count(prompt) and is_count(output):
+                self._tokens = (prompt, output)
 
     def end(self, status: int) -> None:
         """With the status of the answer, 502 of a stream that broke off; only the first counts."""

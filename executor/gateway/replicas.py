@@ -16,6 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from executor.gateway.outbox import MINUTE, MINUTE_S, Outbox, minute_of, start_of
+from executor.gateway.usage import is_count
 from executor.routes import Route
 
 SECONDS = ("in_flight_s", "decoding_s", "decoding_sq_s", "decode_s")
@@ -110,8 +111,8 @@ class Use:
         """What the engine says of the request's tokens; nothing where none are made."""
         if isinstance(usage, Mapping):
             prompt, output = usage.get("prompt_tokens"), usage.get("completion_tokens")
-            if isinstance(prompt, int) and isinstance(output, int):
-                self._tokens = (max(0, prompt), max(0, output))
+            if is_count(prompt) and is_count(output):
+                self._tokens = (prompt, output)
 
     def end(self) -> None:
         """However it ended."""

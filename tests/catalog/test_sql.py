@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+import shutil
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import duckdb
 import polars as pl
 import pytest
 
+from catalog.errors import QueryError
 from catalog.store import Catalog
+from executor.lease_store import SqliteLeaseStore
+from planner.baselines.homo_joint import plan_homo_joint
+from planner.leases import Lease, LeaseState
+from planner.types import Market
+from tasks.allocation import allocation_input, conclude, read_library
+from tasks.inputs import load_inputs
+from tasks.lease_copy import copy_leases
+from tasks.scenario_file import read_scenario
 from tasks.sql_output import OutputError, write_answer
 
 BEGAN = datetime(2026, 3, 1, 22, tzinfo=UTC)
@@ -38,6 +48,44 @@ def test_spend_is_split_at_midnight(planned: Catalog) -> None:
     assert planned.query("FROM fleet_now")[1] == []
 
 
+def test_another_lease_file_is_taken_in_anew(planned: Catalog, tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path)
+    shutil.copy(planned.database, catalog.database)
+    store = SqliteLeaseStore(tmp_path / "leases.sqlite")  # the old one was lost
+    assert copy_leases(catalog) == []
+    lease = Lease(
+        "new", "aws:us-east-1", "g6.xlarge", "L4 x1", Market.SPOT, 1.0, LeaseState.PLANNED, BEGAN,
+        scenario="tiny",
+    )  # fmt: skip
+    store.save(lease, BEGAN)
+    assert [event.lease_id for event in copy_leases(catalog)] == ["new"]
+    with catalog.read() as connection:
+        assert connection.execute("SELECT lease_id FROM lease").fetchall() == [("new",)]
+    assert copy_leases(catalog) == []
+
+
+def test_only_the_last_plan_of_a_round_costs(planned: Catalog, tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path)
+    shutil.copy(planned.database, catalog.database)
+    inputs = load_inputs(catalog, read_scenario("tiny"))
+    data = allocation_input(inputs, read_library(catalog, inputs))
+    at = BEGAN + timedelta(hours=1)
+    plan = plan_homo_joint(data)
+    for _ in range(2):  # planned again in the same round
+        conclude(catalog, inputs, data, plan, plan, applied=True, at=at)
+    catalog.publish(force=True)
+    (one,) = catalog.query(
+        "SELECT count(*), sum(cost_usd_per_hour) FROM model_cost WHERE created_at = ?", [at]
+    )[1]
+    assert one == (1, pytest.approx(plan.cost_usd_per_hour))
+    # The fleet's last node ended at three the next morning: nothing costs after that.
+    days = catalog.query("SELECT CAST(day AS TEXT), usd FROM model_cost_by_day")[1]
+    hours = {"2026-03-01": 1.0, "2026-03-02": 3.0}
+    assert dict(days) == {
+        day: pytest.approx(spent * plan.cost_usd_per_hour) for day, spent in hours.items()
+    }
+
+
 def test_cost_of_a_plan_by_model_adds_up(planned: Catalog) -> None:
     (both,) = planned.query(
         "SELECT (SELECT sum(cost_usd_per_hour) FROM model_cost), cost_usd_per_hour "
@@ -62,6 +110,10 @@ def test_answers_in_files(planned: Catalog, tmp_path: Path, capsys: pytest.Captu
     ):
         with pytest.raises(OutputError, match=why):
             write_answer(planned, query, form, output)
+    with pytest.raises(OutputError, match="names of the answer is a list"):
+        write_answer(planned, "SELECT list(workload) AS names FROM workload", "csv", None)
+    with pytest.raises(QueryError, match="no rows"):
+        write_answer(planned, "-- nothing", "csv", None)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a.json", "a.parquet"]
 
 

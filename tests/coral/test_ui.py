@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import polars as pl
 import pytest
 from werkzeug.serving import make_server
 
@@ -70,6 +71,54 @@ def test_pages_without_rows_say_how_to_get_some(tmp_path: Path) -> None:
     catalog.publish(force=True)
     assert "Scenario" in str(app.layout())
     assert Queries(catalog).scenarios() == []
+
+
+def test_every_page_is_reached_after_the_clock_has_ticked(planned: Catalog) -> None:
+    client = make_app(planned).server.test_client()
+    asked = client.get("/_dash-dependencies").get_json()
+    (shows,) = [one for one in asked if "page.children" in one["output"]]
+    names = [(one["id"], one["property"]) for one in shows["inputs"]]
+    outputs = [
+        dict(zip(("id", "property"), part.rsplit(".", 1), strict=True))
+        for part in shows["output"].strip(".").split("...")
+    ]
+
+    def ask(path: str, changed: str) -> str:
+        values = {"where": path, "scenario": "tiny", "clock": 3}
+        answer = client.post(
+            "/_dash-update-component",
+            json={
+                "output": shows["output"], "outputs": outputs, "changedPropIds": [changed],
+                "inputs": [{"id": i, "property": p, "value": values[i]} for i, p in names],
+            },
+        )  # fmt: skip
+        assert answer.status_code == 200, answer.get_data(as_text=True)
+        return str(answer.get_json()["response"].get("page", ""))
+
+    for name in pages.NAMES:
+        assert ask(f"/{name}", "where.pathname"), name
+    assert ask("/templates", "clock.n_intervals") == ""  # its filters stay as they are
+    assert "planned, per hour" in ask("/", "clock.n_intervals")
+
+
+def test_prices_stay_until_they_change_or_are_withdrawn(tmp_path: Path, planned: Catalog) -> None:
+    catalog = Catalog(tmp_path)
+    shutil.copy(planned.database, catalog.database)
+    with catalog.write() as connection:
+        connection.execute(
+            "INSERT INTO offer BY NAME SELECT * REPLACE (TIMESTAMPTZ '2026-12-01 00:00:00Z' AS "
+            "observed_at, price_usd_per_hour * 3 AS price_usd_per_hour) FROM offer "
+            "WHERE domain = 'aws:us-east-1' AND instance_type = 'p5.48xlarge' LIMIT 1"
+        )
+    catalog.publish(force=True)
+    before, after = (
+        Queries(one).prices("H100", "on_demand", 50).filter(pl.col("domain") == "aws:us-east-1")
+        for one in (planned, catalog)
+    )
+    # Another type of the domain is still as cheap as before: the dearer one is not the least.
+    assert after["usd_per_gpu_hour"].max() == before["usd_per_gpu_hour"].max()
+    assert Queries(planned).prices("H100", "on_demand", 3)["domain"].n_unique() == 3
+    assert Queries(planned).prices("none", "spot", 3).height == 0
 
 
 def test_filters(planned: Catalog) -> None:

@@ -79,7 +79,7 @@ def test_leases_and_their_cost(exposition: str) -> None:
     assert found["coral_leases_usd_per_hour"].value == pytest.approx(3.5)
     states = re.findall(r'coral_leases{.*state="(\w+)"} 1\.0', exposition)
     assert sorted(states) == ["launching", "ready"]
-    assert found["coral_controller_restarts_total"].value == 0
+    assert found["coral_controller_restarts"].value == 0
 
 
 def test_every_metric_of_the_dashboard_is_one_of_ours(

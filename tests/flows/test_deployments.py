@@ -15,11 +15,13 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
 
 from catalog.store import Catalog
+from tasks.events import FLEET_LOSS
 from tasks.operating import lease_store
 
 pytestmark = pytest.mark.timeout(400)
@@ -98,6 +100,7 @@ def test_deployments_run(tmp_path: Path, repository: Path, monkeypatch: pytest.M
     port = free_port()
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
     monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{port}/api")
+    monkeypatch.setenv("CORAL_HOME", str(tmp_path / "home"))
     environment = os.environ | {"PATH": f"{PREFECT.parent}:{os.environ['PATH']}"}
     commands = readme_commands(repository)
     assert len(commands) == 6
@@ -124,9 +127,9 @@ def test_deployments_run(tmp_path: Path, repository: Path, monkeypatch: pytest.M
         run(CORAL, "library", "build", "--scenario", "tiny", "--home", home, "--workers", "0")
         run("bash", "-ec", deploy)
         assert "Coral: run failed" in run(CORAL, "alerts", "--notify", url)
-        run(CORAL, "alerts", "--notify", url)  # again changes nothing
+        run(CORAL, "alerts")  # again changes nothing, whom they tell included
         names = [one["name"] for one in ask("/automations/filter")]
-        assert len(names) == len(set(names)) == 7  # five alerts, two triggers of deployments
+        assert len(names) == len(set(names)) == 8  # six automations, two triggers of deployments
         deployments = {one["name"]: one for one in ask("/deployments/filter")}
         scheduled = {
             n for n, one in deployments.items() if any(s["active"] for s in one["schedules"])
@@ -155,6 +158,22 @@ def test_deployments_run(tmp_path: Path, repository: Path, monkeypatch: pytest.M
             broken = start({"scenario": "tinny", "home": str(home)})
             wait_for(lambda: ended(broken), 60, tmp_path / "worker.log")
             wait_for(lambda: any("run failed" in text for text in told) or None, 60, log)
+            # A node is lost: a round begins by itself, of the scenario that lost it.
+            event = {
+                "event": FLEET_LOSS, "resource": {"prefect.resource.id": "coral.scenario.tiny"},
+                "payload": {"scenario": "tiny", "what": "a node is lost"}, "id": str(uuid4()),
+                "occurred": datetime.now(UTC).isoformat(),
+            }  # fmt: skip
+            api.post("/events", json=[event]).raise_for_status()
+
+            def begun() -> str | None:
+                found = ask("/flow_runs/filter", sort="EXPECTED_START_TIME_DESC", limit=10)
+                mine = [one for one in found if one["id"] not in {run_id, broken}]
+                told_of = [one for one in mine if one["parameters"].get("scenario") == "tiny"]
+                return told_of[0]["id"] if told_of else None
+
+            by_itself = wait_for(begun, 60, log)
+            assert wait_for(lambda: ended(by_itself), 90, log) == "Completed"
     leases = lease_store(Catalog(home)).all()
     assert leases
     assert all(lease.scenario == "tiny" for lease in leases)
