@@ -101,11 +101,11 @@ def controller(
     from executor.logs import log_to_stderr
     from executor.metrics import ControllerCollector, serve_metrics
 
-    log_to_stderr()
     ended = []
     _on_signals(lambda: ended.append(True))
     folder = resolve_home(home)
     with Daemon(folder, address, lease) as daemon, ExitStack() as stack:
+        log_to_stderr()
         if metrics is not None:
             leases = SqliteLeaseStore(folder / "leases.sqlite")
             stop = serve_metrics(metrics, ControllerCollector(daemon, leases.all))

@@ -17,7 +17,8 @@ def log_to_stderr(name: str | None = None) -> None:
     logger = logging.getLogger(name)
     logger.handlers[:] = [handler]
     logger.setLevel(logging.INFO)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    for chatty in ("httpx", "botocore"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
 
 
 def formatter(*, json: bool) -> logging.Formatter:
