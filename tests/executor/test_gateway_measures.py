@@ -11,6 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from executor.gateway.demand import DemandBook, p95
+from executor.gateway.measure import Measures
 from executor.routes import Objective, Routes, write_routes
 from planner.types import Phase
 from tests.support.gateway import WORDS, Engine, ask, gateway, wait_for, words_of
@@ -131,6 +132,22 @@ def test_an_inbox_that_cannot_be_written_loses_nothing(tmp_path: Path) -> None:
     book.write()
     (file,) = (tmp_path / "inbox").iterdir()
     assert pl.read_parquet(file)["requests"].to_list() == [1, 0]
+
+
+@pytest.mark.parametrize("tokens", [10**30, -1, 2.5, "3", None])
+def test_a_usage_that_no_request_can_have_is_not_taken(tmp_path: Path, tokens: object) -> None:
+    now = NOON.timestamp()
+    book = DemandBook(tmp_path, clock=lambda: now)
+    visit = Measures(book).visit("org/m")
+    visit.event()
+    visit.used({"prompt_tokens": 5, "completion_tokens": tokens})
+    visit.end(200)
+    now += 120.0
+    assert book.close(["org/m"])
+    book.write()
+    (file,) = tmp_path.glob("*.parquet")
+    found = pl.read_parquet(file)
+    assert (found["requests"].sum(), found["output_tokens"].sum()) == (1, 0)
 
 
 def test_p95_is_the_smallest_that_95_percent_do_not_exceed() -> None:
