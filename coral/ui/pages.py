@@ -200,23 +200,46 @@ def market(queries: Queries, gpu: str, kind: str) -> Children:
 
 
 def service(queries: Queries, scenario: str) -> Children:
-    """How many requests met their objectives, in simulations of plans."""
+    """What replicas did, what that corrects, and how many requests were in time in simulation."""
+    served, corrected = queries.served(scenario), queries.corrections(scenario)
     found = queries.attainment(scenario)
-    if not found.height:
-        return [html.P("No plan was simulated yet. `coral simulate` does.")]
-    shown = found.with_columns(percent=100.0 * pl.col("attainment")).reverse()
-    names = {
-        "simulated_at": "at (UTC)", "workload": "workload", "trace": "requests", "load": "load",
-        "attainment": "in time", "ttft_p95_ms": "TTFT p95 ms", "tpot_p95_ms": "TPOT p95 ms",
-        "goodput_tokens_per_s": "goodput, tokens/s",
-    }  # fmt: skip
-    return [
-        section(
-            "Requests that met both objectives, in simulation",
-            graph(over_time(shown, "simulated_at", "percent", "workload", "%")),
-            table(found, names, shares={"attainment"}),
+    shown: Children = []
+    if served.height:
+        timed = served.drop_nulls("tpot_ms")
+        shown += [
+            section(
+                "Time per output token", graph(over_time(timed, "at", "tpot_ms", "model", "ms"))
+            ),
+            section(
+                "Requests answered",
+                graph(over_time(served, "at", "requests_per_s", "model", "requests/s")),
+            ),
+        ]
+    else:
+        shown.append(html.P("No gateway has written what replicas do; a simulated fleet has none."))
+    if corrected.height:
+        names = {
+            "workload": "workload", "phase": "phase", "placement": "placement", "factor": "factor",
+            "observed": "observed", "predicted": "predicted", "kind": "of", "profile_row": "row",
+        }  # fmt: skip
+        shown.append(section("Throughput corrected by serving", table(corrected, names)))
+    if found.height:
+        percent = found.with_columns(percent=100.0 * pl.col("attainment")).reverse()
+        names = {
+            "simulated_at": "at (UTC)", "workload": "workload", "trace": "requests",
+            "load": "load", "attainment": "in time", "ttft_p95_ms": "TTFT p95 ms",
+            "tpot_p95_ms": "TPOT p95 ms", "goodput_tokens_per_s": "goodput, tokens/s",
+        }  # fmt: skip
+        shown.append(
+            section(
+                "Requests that met both objectives, in simulation",
+                graph(over_time(percent, "simulated_at", "percent", "workload", "%")),
+                table(found, names, shares={"attainment"}),
+            )
         )
-    ]
+    else:
+        shown.append(html.P("No plan was simulated yet. `coral simulate` does."))
+    return shown
 
 
 def choice(name: str, label: str, values: Sequence[Any], value: Any, **more: Any) -> html.Label:

@@ -165,6 +165,27 @@ class Queries:
             "FROM market_gap WHERE gap_to IS NULL ORDER BY minutes DESC"
         )
 
+    def served(self, scenario: str) -> pl.DataFrame:
+        """What replicas of the scenario's models did in the last days, by model and ten minutes."""
+        return self._catalog.frame(
+            "SELECT time_bucket(INTERVAL 10 MINUTE, minute) AT TIME ZONE 'UTC' AS at, model, "
+            "sum(tpot_ms * timed_tokens) / nullif(sum(timed_tokens), 0) AS tpot_ms, "
+            "sum(measured) / 600.0 AS requests_per_s "
+            "FROM replica_by_minute WHERE model IN (SELECT model FROM workload WHERE scenario = ?) "
+            "AND minute > (SELECT max(minute) FROM replica_by_minute) "
+            f"- INTERVAL {DAYS_SHOWN} DAY GROUP BY ALL ORDER BY ALL",
+            [scenario],
+        )
+
+    def corrections(self, scenario: str) -> pl.DataFrame:
+        """Templates whose throughput serving corrects now."""
+        return self._catalog.frame(
+            "SELECT t.workload, t.phase, t.placement, c.factor, c.kind, c.observed, c.predicted, "
+            "c.profile_row FROM correction_now c JOIN template t USING (template_id) "
+            "WHERE c.scenario = ? AND c.factor <> 1 ORDER BY c.factor",
+            [scenario],
+        )
+
     def attainment(self, scenario: str) -> pl.DataFrame:
         """What simulations of plans said, the newest first."""
         return self._catalog.frame(

@@ -137,6 +137,30 @@ def test_filters(planned: Catalog) -> None:
     )
 
 
+def test_what_replicas_did_is_shown(planned: Catalog, tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path)
+    shutil.copy(planned.database, catalog.database)
+    with catalog.write() as connection:
+        (template, model) = connection.execute(
+            "SELECT template_id, model FROM template LIMIT 1"
+        ).fetchall()[0]
+        columns = [row[0] for row in connection.execute("DESCRIBE observed_replica").fetchall()]
+        values = {
+            "minute": "TIMESTAMPTZ '2026-03-01 12:00:00Z'", "replica": "'r'",
+            "template": f"'{template}'", "model": f"'{model}'", "phase": "'decode'",
+            "gateway": "'g'", "source": "'test'", "decode_s": "30", "decode_tokens": "1000",
+            "measured": "60",
+        }  # fmt: skip
+        connection.execute(
+            f"INSERT INTO observed_replica ({', '.join(columns)}) "
+            f"SELECT {', '.join(values.get(name, '0') for name in columns)}"
+        )
+    catalog.publish(force=True)
+    (row,) = Queries(catalog).served("tiny").iter_rows(named=True)
+    assert (row["model"], row["tpot_ms"], row["requests_per_s"]) == (model, 30.0, 0.1)
+    assert "Time per output token" in str(pages.service(Queries(catalog), "tiny"))
+
+
 def test_every_page_of_a_scenario(planned: Catalog) -> None:
     for show in OF_SCENARIO.values():
         assert show(Queries(planned), "tiny")
