@@ -51,7 +51,7 @@ environment engine vllm {engine}
 """
 PIPELINES = "pipelines"  # under the root: what the engine's PYTHONPATH has
 LINK = """# Coral's pipelines for vLLM come with the agent's Coral, in its version.
-[ -e "$root/{name}" ] || ln -s "$("$root/agent/bin/python" -I -c \\
+[ -e "$root/{name}" ] || ln -sfn "$("$root/agent/bin/python" -I -c \\
     'from executor.vllm.environment import PIPELINES; print(PIPELINES)')" "$root/{name}"
 """.replace("{name}", PIPELINES)
 

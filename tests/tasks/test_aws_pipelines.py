@@ -78,7 +78,7 @@ def test_a_pipeline_over_two_nodes_has_its_parts_and_answers(
         "path": f"{root}/models/qwen", "max_model_len": 8192, "transport": "zmq",
     }  # fmt: skip
     spec = parse_scenario(found, "it")
-    with Daemon(tmp_path / "home", lease_s=20.0) as daemon:
+    with Daemon(tmp_path / "home", lease_s=60.0) as daemon:
         files, site = daemon.files, spec.fleet.aws
         known = note_fleet(files, spec.name, site, [EAST])
         boots = Boots(files, site, LocalFleet(files.home).require_controller(), pipelines=True)
