@@ -64,7 +64,7 @@ def rounds_without_end(folder: Path, seed: int) -> None:
     """With plans that change: the process that is killed."""
     rng = random.Random(seed)
     random.seed(seed)
-    store = SqliteLeaseStore(folder / "leases.sqlite")
+    store = SqliteLeaseStore(HomeFiles(folder).leases)
     fleet = LossyFleet(startup_minutes=5.0, failure_rate=0.1, seed=7, path=folder / "cloud.sqlite")
     now = START + timedelta(hours=seed)
     while True:
@@ -80,14 +80,14 @@ def kill_rounds(kills: int, folder: Path) -> dict[str, int]:
         process = subprocess.Popen(
             [sys.executable, "-m", "bench.fleet_kills", str(folder), str(number)]
         )
-        ready = folder / "leases.sqlite"
+        ready = HomeFiles(folder).leases
         before = ready.stat().st_mtime_ns if ready.exists() else 0
         while process.poll() is None and (not ready.exists() or ready.stat().st_mtime_ns == before):
             time.sleep(0.005)
         time.sleep(rng.uniform(0.0, 0.8))
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-    store = SqliteLeaseStore(folder / "leases.sqlite")
+    store = SqliteLeaseStore(HomeFiles(folder).leases)
     fleet = SimulatedFleet(startup_minutes=5.0, seed=7, path=folder / "cloud.sqlite")
     now, wanted = START + timedelta(hours=kills + 1), dict.fromkeys(OFFERS, 2)
     for _ in range(5):
@@ -114,7 +114,7 @@ def kill_agents(kills: int, home: Path) -> dict[str, int]:
     wanted does not answer.
     """
     rng, counts = random.Random(2), Counter[str]()
-    store = SqliteLeaseStore(home / "leases.sqlite")
+    store = SqliteLeaseStore(HomeFiles(home).leases)
     fleet = LocalFleet(home, {KEY[1]: ((("0",),) * NODES)})
     with _controller(home) as start:
         daemon = start()

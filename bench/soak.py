@@ -320,7 +320,7 @@ def summary(catalog: Catalog, found: Found, reads: Any, days: float) -> dict[str
         "db_mib": round(found.db_mib[-1], 2),
         "db_mib_per_day": round(growth, 3),
         "snapshot_mib": round(catalog.snapshot.stat().st_size / 2**20, 2),
-        "leases_mib": round((catalog.home / "leases.sqlite").stat().st_size / 2**20, 2),
+        "leases_mib": round(HomeFiles(catalog.home).leases.stat().st_size / 2**20, 2),
         "reports_mib": round(
             sum(f.stat().st_size for f in (catalog.home / "reports").iterdir()) / 2**20, 2
         ),

@@ -96,7 +96,7 @@ def controller(
 ) -> None:
     """Bring nodes to what is deployed, and tell gateways which replicas answer."""
     from executor.daemon import Daemon
-    from executor.home import resolve_home
+    from executor.home import HomeFiles, resolve_home
     from executor.lease_store import SqliteLeaseStore
     from executor.logs import log_to_stderr
     from executor.metrics import ControllerCollector, serve_metrics
@@ -107,7 +107,7 @@ def controller(
     with Daemon(folder, address, lease) as daemon, ExitStack() as stack:
         log_to_stderr()
         if metrics is not None:
-            leases = SqliteLeaseStore(folder / "leases.sqlite")
+            leases = SqliteLeaseStore(HomeFiles(folder).leases)
             stop = serve_metrics(metrics, ControllerCollector(daemon, leases.all))
             stack.callback(stop)
         found = daemon.controller

@@ -28,6 +28,10 @@ class HomeFiles:
         return self.home / "deployment.json"
 
     @property
+    def leases(self) -> Path:
+        return self.home / "leases.sqlite"
+
+    @property
     def routes(self) -> Path:
         return self.home / "routes.json"
 

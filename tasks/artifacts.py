@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 
@@ -126,7 +125,9 @@ def publish_decision(catalog: Catalog, scenario: str, decision: Decision) -> Non
         binding_table(decision.coral), key=f"{key}-limits", description="What binds the plan"
     )
     create_markdown_artifact(trend_markdown(catalog, scenario), key=f"{key}-trend")
-    create_link_artifact(_uri(decision.report), link_text="Report", key=f"{key}-report")
+    create_link_artifact(
+        decision.report.resolve().as_uri(), link_text="Report", key=f"{key}-report"
+    )
     create_table_artifact(
         market_gaps(catalog), key="coral-market-gaps", description="Not known of the market now"
     )
@@ -159,10 +160,6 @@ def _replica_lines(what: str, replicas: Sequence[Replica], result: Round) -> lis
         f"- {what}: {count} x {placement} in {domain}"
         for (domain, placement), count in sorted(counted.items())
     ]
-
-
-def _uri(report: Path) -> str:
-    return report.resolve().as_uri()
 
 
 publish_decision_task = coral_task("publish-plan", publish_decision)

@@ -10,6 +10,7 @@ import polars as pl
 
 from catalog.fleet import clear_leases, read_last_event, write_leases
 from catalog.store import Catalog
+from executor.home import HomeFiles
 from executor.lease_store import SqliteLeaseStore
 
 TIME = pl.Datetime("us", "UTC")
@@ -41,7 +42,7 @@ def copy_leases(catalog: Catalog) -> list[LeaseEvent]:
 
     All of it where the file is another one than before: lost, or an older one put back.
     """
-    path = catalog.home / "leases.sqlite"
+    path = HomeFiles(catalog.home).leases
     if not path.exists():
         return []
     store = SqliteLeaseStore(path)

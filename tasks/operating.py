@@ -86,7 +86,7 @@ class Round:
 
 def lease_store(catalog: Catalog) -> SqliteLeaseStore:
     """The leases of a home folder."""
-    return SqliteLeaseStore(catalog.home / "leases.sqlite")
+    return SqliteLeaseStore(HomeFiles(catalog.home).leases)
 
 
 def fleet_of(

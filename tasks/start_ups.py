@@ -33,7 +33,7 @@ def with_measured_start_up(home: Path, spec: ScenarioSpec) -> ScenarioSpec:
 
     In whole minutes, so that a second more is no other plan. As it was where few came up yet.
     """
-    path = home / "leases.sqlite"
+    path = HomeFiles(home).leases
     if not spec.fleet.is_aws or spec.fleet.start_up == "given" or not path.exists():
         return spec
     mine = [one for one in SqliteLeaseStore(path).start_ups() if one.domain in spec.domains]

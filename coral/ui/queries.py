@@ -10,6 +10,10 @@ from catalog.store import Catalog
 
 DAYS_SHOWN = 14
 ROWS_SHOWN = 100
+LATEST = (  # Coral's plan of a scenario that was made last
+    "SELECT allocation_id FROM allocation WHERE planner = 'coral' AND scenario = ? "
+    "ORDER BY rowid DESC LIMIT 1"
+)
 
 
 class Queries:
@@ -44,8 +48,7 @@ class Queries:
         """What binds Coral's latest plan."""
         return self._catalog.frame(
             "SELECT text, used, amount, unit, worth, worth_unit FROM allocation_binding "
-            "WHERE allocation_id = (SELECT allocation_id FROM allocation WHERE planner = 'coral' "
-            "AND scenario = ? ORDER BY rowid DESC LIMIT 1) ORDER BY worth DESC",
+            f"WHERE allocation_id = ({LATEST}) ORDER BY worth DESC",
             [scenario],
         )
 
@@ -53,8 +56,7 @@ class Queries:
         """Demand, what is served and what it costs, by workload, in Coral's latest plan."""
         return self._catalog.frame(
             "SELECT workload, demand_rps, served_rps, cost_usd_per_hour FROM allocation_service "
-            "WHERE allocation_id = (SELECT allocation_id FROM allocation WHERE planner = 'coral' "
-            "AND scenario = ? ORDER BY rowid DESC LIMIT 1) ORDER BY workload",
+            f"WHERE allocation_id = ({LATEST}) ORDER BY workload",
             [scenario],
         )
 
@@ -63,8 +65,7 @@ class Queries:
         return self._catalog.frame(
             "SELECT i.domain, t.phase, i.workload, t.placement, i.replicas, i.load_rps "
             "FROM allocation_item i JOIN template t USING (template_id) "
-            "WHERE allocation_id = (SELECT allocation_id FROM allocation WHERE planner = 'coral' "
-            "AND scenario = ? ORDER BY rowid DESC LIMIT 1) ORDER BY ALL",
+            f"WHERE allocation_id = ({LATEST}) ORDER BY ALL",
             [scenario],
         )
 
@@ -215,6 +216,4 @@ def _least(changes: pl.DataFrame) -> pl.DataFrame:
     ).filter(pl.col("usd_per_gpu_hour").is_finite())
     since = pl.col("observed_at").max() - timedelta(days=DAYS_SHOWN)
     is_shown = pl.col("observed_at") >= since
-    shown = least.with_columns(is_shown=is_shown)
-    kept = [shown.filter(~pl.col("is_shown")).tail(1), shown.filter("is_shown")]
-    return pl.concat(kept).drop("is_shown")
+    return pl.concat([least.filter(~is_shown).tail(1), least.filter(is_shown)])

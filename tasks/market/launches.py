@@ -11,6 +11,7 @@ from catalog.market.reads import read_recorded
 from catalog.market.writes import record_launches
 from catalog.store import Catalog
 from executor.apply import REFUSED
+from executor.home import HomeFiles
 from executor.lease_store import SqliteLeaseStore
 from planner.availability import LaunchOutcome, LaunchResult
 from planner.catch_up import was_taken
@@ -21,7 +22,7 @@ from planner.types import Market
 
 def remember_launches(catalog: Catalog) -> int:
     """Take in what the leases of a home say that the catalog does not know yet; how much it was."""
-    path = catalog.home / "leases.sqlite"
+    path = HomeFiles(catalog.home).leases
     if not path.exists():
         return 0
     found = results_of(SqliteLeaseStore(path).all())

@@ -26,16 +26,11 @@ from executor.deployment import (
 from executor.routes import Routes, RoutesError, read_routes
 from planner.types import Phase
 from tests.executor.test_control import Here
+from tests.support.ports import free_port
 from tests.support.waiting import until_within
 
 FAKE = (sys.executable, str(Path(__file__).with_name("fake_engine.py")))
 ENGINE = EngineSpec(command=FAKE, model_path="m", max_model_len=64)
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def node(lease: str) -> NodeSpec:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -29,6 +28,7 @@ from executor.home import HomeFiles
 from executor.routes import Route, Routes, read_routes, write_routes
 from planner.types import Phase
 from tests.support.gateway import Engine, ask, served, wait_for
+from tests.support.ports import free_port
 
 
 class Pusher:
@@ -261,9 +261,3 @@ def answers(url: str) -> int | None:
         return httpx.get(url, timeout=5).status_code
     except httpx.TransportError:
         return None
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -21,6 +20,7 @@ from executor.lease_store import SqliteLeaseStore
 from executor.logs import formatter
 from planner.leases import Lease, LeaseState
 from planner.types import Market
+from tests.support.ports import free_port
 
 CORAL = Path(sys.executable).with_name("coral")
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -30,12 +30,6 @@ def lease(name: str, price: float, state: LeaseState) -> Lease:
     return Lease(
         name, "aws:us-east-1", "g6.xlarge", "L4 x1", Market.SPOT, price, state, NOW, scenario="s"
     )
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.server
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -23,6 +22,7 @@ import pytest
 from catalog.store import Catalog
 from tasks.events import FLEET_LOSS
 from tasks.operating import lease_store
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.timeout(400)
 PREFECT = Path(sys.executable).with_name("prefect")
@@ -55,12 +55,6 @@ def wait_for(what: Callable[[], Any], seconds: float, log: Path) -> Any:
             pass
         time.sleep(0.5)
     pytest.fail(f"not within {seconds:g} s: {log.read_text()[-3000:]}")
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 class Webhook(http.server.BaseHTTPRequestHandler):

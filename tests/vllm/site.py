@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -30,18 +29,13 @@ from executor.local import LocalFleet
 from executor.routes import read_routes
 from planner.leases import Lease, LeaseState
 from planner.types import Market, Phase
+from tests.support.ports import free_port
 
 MODEL = "coral/tiny"
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LONG = "the reef is full of small fish that swim in shoals over the white sand " * 8
 PROMPTS = [f"the reef is full of {what} " for what in ("fish", "sand", "white shoals")] + [LONG]
 START_S = 600.0  # a first start compiles; a minute on an idle machine
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def first_port() -> int:
