@@ -11,10 +11,12 @@ import pytest
 
 from executor.deployment import EngineSpec
 from executor.stage_plan import Connector
+from executor.vllm.environment import PIPELINES
 from planner.types import Phase
 from tasks.local_site import ENVIRONMENT
 
-from .site import Site, replica, site_at
+from .local import serve_local
+from .site import MODEL, Site, replica, site_at
 
 VENV = Path(__file__).parents[2] / ".venv-vllm"
 FOLDER = Path(__file__).parents[2] / "executor" / "vllm"
@@ -46,32 +48,54 @@ def make_model(folder: Path, kind: str) -> Path:
 
 
 @pytest.fixture(scope="session")
-def engine(
+def engines(
     vllm_command: tuple[str, ...], tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> EngineSpec:
-    return EngineSpec(
+) -> dict[str, EngineSpec]:
+    """How the model is started: compiled by its own name, all others eagerly, which is sooner.
+
+    Stock vLLM fails the first request of an eager pipeline with a given size of KV.
+    """
+    compiled = EngineSpec(
         command=vllm_command,
         model_path=str(tiny_model),
         max_model_len=512,
         dtype="float32",
         kv_cache_bytes=128 * 2**20,
         block_size=32,
-        connector=Connector.NIXL,
         kv_folder=str(tmp_path_factory.mktemp("kv")),
         kv_device="cpu",
         environment=ENVIRONMENT,
     )
+    eager = compiled.model_copy(update={"arguments": ("--enforce-eager",)})
+    pipelines = {
+        "pipeline_python": str(VENV / "bin" / "python"),
+        "environment": {**ENVIRONMENT, "PYTHONPATH": str(PIPELINES)},
+    }
+    return {
+        MODEL: compiled,
+        "coral": eager.model_copy(update=pipelines),
+        **{kind.value: eager.model_copy(update={"connector": kind}) for kind in Connector},
+    }
 
 
 @pytest.fixture(scope="session")
-def site(engine: EngineSpec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with site_at(tmp_path_factory.mktemp("site"), engine) as found:
+def local_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+    """`coral serve-local` from an empty home: that home, with what was measured, and its answer."""
+    home = tmp_path_factory.mktemp("home")
+    return home, serve_local(home)
+
+
+@pytest.fixture(scope="session")
+def site(
+    engines: dict[str, EngineSpec], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
+    with site_at(tmp_path_factory.mktemp("site"), engines) as found:
         yield found
 
 
 @pytest.fixture(scope="session")
 def alone(site: Site) -> list[str]:
     """What a single process answers."""
-    site.deploy(replica("alone", Phase.AGGREGATED, ("n0", 4)))
+    site.deploy(replica("alone", Phase.AGGREGATED, ("n0", 4), engine="nixl"))
     site.wait("alone")
     return site.texts()

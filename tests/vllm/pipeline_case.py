@@ -12,8 +12,10 @@ import json
 import multiprocessing
 import os
 import sys
+import time
 import traceback
 import uuid
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -58,27 +60,93 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         given = here.recv()
         if "error" in given:
             return dict(given)
-        return served(case, case["decode"], given["params"])
+        found = served(case, case["decode"], lost(given["params"], case.get("lost", 0)))
+        here.send("taken")
+        return {**found, "left": here.recv()}
     finally:
         here.send("done")
         prefill.join()
 
 
+def lost(params: list[Any], count: int) -> list[Any]:
+    """The first ones name prompts that nobody has."""
+    gone = [{**one, "coral_kv": {**one["coral_kv"], "request": "gone"}} for one in params[:count]]
+    return gone + params[count:]
+
+
 def give(case: dict[str, Any], pipe: Connection) -> None:
-    """A prefill replica, which stays until its KV was taken."""
+    """A prefill replica, which stays until its KV was taken, and is then left with some."""
     nodes = start_nodes(case["prefill"])
     try:
-        with_errors(case, case["prefill"], None, pipe)
-        pipe.recv()
+        with_errors(pipe, generate, case, case["prefill"], None)
+        if pipe.recv() == "taken":
+            with_errors(pipe, leave, ENGINES[-1])
+            pipe.recv()
     finally:
         end(nodes)
+
+
+def leave(engine: Any) -> dict[str, Any]:
+    """Of every worker, how many prompts it keeps, and shares of its room that they take.
+
+    When all were taken; of 24 that nobody takes; of 24 more with less room; and after their time.
+    """
+    found: dict[str, Any] = {"taken": engine.collective_rpc(kept), "tokens": [again(engine)]}
+    found["untaken"] = engine.collective_rpc(kept)
+    engine.collective_rpc(halve_room)
+    found["tokens"].append(again(engine))
+    found["full"] = engine.collective_rpc(kept)
+    engine.collective_rpc(let_go_after, args=(0.5,))
+    ends = time.monotonic() + 10.0
+    while any(count for count, _ in engine.collective_rpc(kept)) and time.monotonic() < ends:
+        time.sleep(0.1)
+    found["old"] = engine.collective_rpc(kept)
+    found["tokens"].append(again(engine))
+    return found
+
+
+def kept(worker: Any) -> tuple[int, float]:
+    store = store_of_worker()
+    return len(store.kept), bytes_kept(store) / store.room_bytes
+
+
+def halve_room(worker: Any) -> None:
+    """To a half of what it keeps."""
+    store = store_of_worker()
+    store.room_bytes = bytes_kept(store) // 2
+
+
+def let_go_after(worker: Any, seconds: float) -> None:
+    from coral_vllm_pipeline import handover
+
+    handover.KEPT_S = seconds
+
+
+def store_of_worker() -> Any:
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    return get_kv_transfer_group().worker.store
+
+
+def bytes_kept(store: Any) -> int:
+    return sum(one.bytes for one in store.kept.values())
+
+
+def again(engine: Any) -> list[int]:
+    """The first token of every prompt, computed for a decode replica that never comes."""
+    from vllm import SamplingParams
+
+    asked = SamplingParams(
+        temperature=0.0, max_tokens=1, extra_args={"kv_transfer_params": HANDED_OVER}
+    )
+    return [one.outputs[0].token_ids[0] for one in engine.generate(prompts(), asked)]
 
 
 def served(case: dict[str, Any], layout: str | None, params: list[Any] | None) -> dict[str, Any]:
     """By a head in a process of its own, and its workers."""
     nodes = start_nodes(layout) if layout else []
     there, here = FORK.Pipe()
-    head = FORK.Process(target=with_errors, args=(case, layout, params, there))
+    head = FORK.Process(target=with_errors, args=(there, generate, case, layout, params))
     head.start()
     there.close()
     try:
@@ -112,11 +180,9 @@ def end(processes: list[Any]) -> None:
         process.join()
 
 
-def with_errors(
-    case: dict[str, Any], layout: str | None, params: list[Any] | None, pipe: Connection
-) -> None:
+def with_errors(pipe: Connection, work: Callable[..., dict[str, Any]], *given: Any) -> None:
     try:
-        pipe.send(generate(case, layout, params))
+        pipe.send(work(*given))
     except Exception:
         pipe.send({"error": traceback.format_exc()})
 

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -48,7 +48,7 @@ class Site:
     """A home with a controller and a gateway."""
 
     home: Path
-    engine: EngineSpec
+    engines: Mapping[str, EngineSpec]  # by the name that replicas give
     client: httpx.Client
     controller: subprocess.Popen[bytes]
     replicas: tuple[ReplicaSpec, ...] = ()
@@ -70,7 +70,7 @@ class Site:
         write_deployment(
             self.files.deployment,
             Deployment(
-                engines={MODEL: self.engine},
+                engines=dict(self.engines),
                 lease_keys={lease: fleet.public_key(lease) for lease in leases},
                 replicas=replicas,
             ),
@@ -116,14 +116,16 @@ def node(lease: str, core: str) -> NodeSpec:
     )  # fmt: skip
 
 
-def replica(name: str, phase: Phase, *stages: tuple[str, int], core: int = 0) -> ReplicaSpec:
+def replica(
+    name: str, phase: Phase, *stages: tuple[str, int], core: int = 0, engine: str = ""
+) -> ReplicaSpec:
     """Stages as (lease, layers); each on a core of its own, from `core` on."""
     made, first = [], 0
     for number, (lease, layers) in enumerate(stages, core):
         one = node(lease, str(number % 2))
         made.append(StageSpec(first_layer=first, layers=layers, nodes=(one,)))
         first += layers
-    return ReplicaSpec(id=name, model=MODEL, phase=phase, stages=tuple(made))
+    return ReplicaSpec(id=name, model=MODEL, engine=engine, phase=phase, stages=tuple(made))
 
 
 def coral(*arguments: str) -> list[str]:
@@ -131,7 +133,7 @@ def coral(*arguments: str) -> list[str]:
 
 
 @contextmanager
-def site_at(home: Path, engine: EngineSpec) -> Iterator[Site]:
+def site_at(home: Path, engines: Mapping[str, EngineSpec]) -> Iterator[Site]:
     port = free_port()
     controller = subprocess.Popen(coral("controller", "--home", str(home)))
     gateway = subprocess.Popen(coral("gateway", "--home", str(home), "--port", str(port)))
@@ -139,7 +141,7 @@ def site_at(home: Path, engine: EngineSpec) -> Iterator[Site]:
         files = HomeFiles(home)
         assert wait_for(files.controller.exists, 30)
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
-            yield Site(home, engine, client, controller)
+            yield Site(home, engines, client, controller)
     finally:
         write_deployment(HomeFiles(home).deployment, Deployment())
         wait_for(lambda: not agents(home), 60)

@@ -59,6 +59,7 @@ def test_a_node_comes_to_life_with_vllm_and_serves(
     engine = EngineSpec(
         command=(f"{image}/engine/bin/vllm",), model_path=f"{image}/models/tiny",
         max_model_len=512, dtype="float32", kv_cache_bytes=128 * 2**20, block_size=32,
+        arguments=("--enforce-eager",),
         environment={**ENVIRONMENT, "AWS_ENDPOINT_URL": aws.url}, weights=BUCKET,
     )  # fmt: skip
     node = NodeSpec(

@@ -103,7 +103,7 @@ CASES: dict[str, dict[str, object]] = {
     "three over gloo": {"layout": three(transport="gloo")},
     "one stage of two nodes": {"layout": side_by_side()},
     "3+1 to 1+3": {"prefill": uneven(**KV), "decode": reversed_wide(**KV)},
-    "TP1 to TP2": {"prefill": alone(**KV), "decode": alone(2, **KV)},
+    "TP1 to TP2": {"prefill": alone(**KV), "decode": alone(2, **KV), "lost": 1},
 }  # fmt: skip
 HANDED_OVER = [name for name, case in CASES.items() if "prefill" in case]
 
@@ -150,9 +150,24 @@ def test_equal_to_one_process_token_for_token(found: dict, name: str) -> None:
 
 @pytest.mark.parametrize("name", HANDED_OVER)
 def test_decode_computes_the_last_token_of_a_prompt_alone(found: dict, name: str) -> None:
-    sources, length = found[name]["sources"], sum(found[name]["prompts"])
-    assert sources["local_compute"] == 24
-    assert sources["external_kv_transfer"] == sum(sources.values()) - 24 == length - 24
+    """And all of a prompt whose KV nobody has."""
+    sources, lengths = found[name]["sources"], found[name]["prompts"]
+    lost = int(str(CASES[name].get("lost", 0)))
+    assert sources["local_compute"] == sum(lengths[:lost]) + 24 - lost
+    assert sources["external_kv_transfer"] == sum(lengths[lost:]) - (24 - lost) > 0
+    assert sum(sources.values()) == sum(lengths)
+
+
+@pytest.mark.parametrize("name", HANDED_OVER)
+def test_kv_that_nobody_takes_is_let_go(found: dict, name: str) -> None:
+    """With the room, and with time; the replica computes prompts as before."""
+    left, plain = found[name]["left"], found["llama"]["tokens"]
+    assert "error" not in left, left["error"]
+    assert [count for count, _ in left["taken"]] == [0] * len(left["taken"])
+    assert [count for count, _ in left["untaken"]] == [24] * len(left["taken"])
+    assert all(0 < count < 24 and share <= 1.0 for count, share in left["full"])
+    assert [count for count, _ in left["old"]] == [0] * len(left["taken"])
+    assert left["tokens"] == [[tokens[0] for tokens in plain]] * 3
 
 
 def test_known_blocks_are_not_computed_again(found: dict) -> None:

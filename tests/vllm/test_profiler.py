@@ -50,13 +50,14 @@ def test_torchs_own_layer(config: dict, tmp_path: Path) -> None:
         run_profiler(ProfileRequest(config, "small", PYTHON, "cpu", "torch", "bfloat16"), path)
 
 
-def test_vllms_own_steps_predict_its_own_runs(tmp_path: Path) -> None:
-    request = ProfileRequest(LLAMA, "small", PYTHON, "cpu", minutes=1.5, limits=SMALL)
-    found = read_measurements(run_profiler(request, tmp_path / "a.json"))
+def test_vllms_own_steps_predict_its_own_runs(local_run: tuple[Path, dict]) -> None:
+    """Those that `coral serve-local` measured."""
+    (path,) = (local_run[0] / "profiles" / "CPU").glob("*.json")
+    found = read_measurements(path)
     assert found.backend == "vllm" and found.kernels["1"].startswith("vLLM attention")
     profile = profile_of(found, "small", found.gpu("CPU"))
     assert {row.phase for row in profile.tables[1].rows} == {"decode", "prefill", "mixed"}
-    assert len(profile.engine) == 2  # the third run has more requests than the grid's batch
+    assert len(profile.engine) == 3
     node = NodeClass("CPU x1", profile.gpu, 1, Link.PCIE, 1.0, 1.0)
     rows = {1: profile.tables[1].rows}
     performance = performance_of(profile.gpu, profile.model, rows, ())

@@ -15,7 +15,7 @@ import openai
 import psutil
 import pytest
 
-from executor.deployment import EngineSpec
+from executor.deployment import EngineSpec, ReplicaSpec
 from executor.gateway.app import REFRESH_S
 from executor.stage_plan import Connector
 from planner.types import Phase
@@ -98,33 +98,32 @@ def test_a_killed_stage_fails_fast_and_the_replica_serves_again_by_itself(
     assert site.texts() == alone
 
 
-def test_a_change_to_another_replica_under_load_loses_no_request(
+def test_a_change_to_prefill_and_decode_under_load_loses_no_request(
     site: Site, alone: list[str]
 ) -> None:
-    """After the killed stage's test: the pipeline gives way to a replica on one node."""
+    """After the killed stage's test: the pipeline gives way to two nodes that hand KV over."""
     (pipe,) = site.replicas
     assert site.routed() == {"pipe"}
-    newcomer = replica("next", Phase.AGGREGATED, ("n3", 4))
-    site.deploy(pipe, newcomer)
-    site.wait("pipe", "next")
+    pair = prefill_and_decode(Connector.NIXL)
+    site.deploy(pipe, *pair)
+    site.wait("pipe", *(one.id for one in pair))
     leaving, stop = agents(site.home), threading.Event()
-    with ThreadPoolExecutor(5) as pool:
+    with ThreadPoolExecutor(6) as pool:
+        long = [pool.submit(site.complete, "fish", max_tokens=480) for _ in range(2)]
         load = [pool.submit(complete_until, site, stop) for _ in range(4)]
         try:
-            long = pool.submit(site.complete, "fish", max_tokens=480)
             time.sleep(2.0)
-            site.deploy(newcomer)
-            site.wait("next")
-            answer = long.result(120)
-            assert wait_for(lambda: len(agents(site.home)) == 1, 120), site.logs()
+            site.deploy(*pair)
+            site.wait(*(one.id for one in pair))
+            longs = [one.result(120) for one in long]
+            assert wait_for(lambda: len(agents(site.home)) == 2, 120), site.logs()
         finally:
             stop.set()
         answers = [one for worker in load for one in worker.result(120)]
-    assert len(leaving) == 3
+    assert len(leaving) == 4
     assert len(answers) > 20
     assert {(one.status_code, tokens(one)) for one in answers} == {(200, 16)}
-    assert (answer.status_code, tokens(answer)) == (200, 480)
-    assert site.texts() == alone
+    assert {(one.status_code, tokens(one)) for one in longs} == {(200, 480)}
 
 
 def complete_until(site: Site, stop: threading.Event) -> list[httpx.Response]:
@@ -138,20 +137,25 @@ def tokens(answer: httpx.Response) -> int:
     return int(answer.json()["usage"]["completion_tokens"]) if answer.status_code == 200 else 0
 
 
+def prefill_and_decode(connector: Connector) -> tuple[ReplicaSpec, ReplicaSpec]:
+    """On two nodes."""
+    return (
+        replica(f"prefill-{connector}", Phase.PREFILL, ("n4", 4), engine=connector),
+        replica(f"decode-{connector}", Phase.DECODE, ("n5", 4), core=1, engine=connector),
+    )
+
+
 @pytest.mark.parametrize("connector", [Connector.NIXL, Connector.FOLDER])
 def test_prefill_and_decode_on_two_nodes(
     site: Site, alone: list[str], connector: Connector
 ) -> None:
     """What the decode side takes from outside it does not compute."""
-    site.engine = site.engine.model_copy(update={"connector": connector})
-    prefill, decode = f"prefill-{connector}", f"decode-{connector}"
-    site.deploy(
-        replica(prefill, Phase.PREFILL, ("n4", 4)),
-        replica(decode, Phase.DECODE, ("n5", 4), core=1),
-    )
-    site.wait(prefill, decode)
+    prefill, decode = prefill_and_decode(connector)
+    if {one.id for one in site.replicas} != {prefill.id, decode.id}:
+        site.deploy(prefill, decode)
+        site.wait(prefill.id, decode.id)
     assert site.texts() == alone
-    made, taken = site.prompt_tokens(prefill), site.prompt_tokens(decode)
+    made, taken = site.prompt_tokens(prefill.id), site.prompt_tokens(decode.id)
     assert made["local_compute"] == sum(made.values()) == sum(taken.values())
     if connector is Connector.NIXL:
         assert taken["local_compute"] == 0
@@ -161,10 +165,13 @@ def test_prefill_and_decode_on_two_nodes(
         assert taken["local_compute"] < made["local_compute"]
 
 
-def test_everything_ends_with_a_killed_controller(engine: EngineSpec, tmp_path: Path) -> None:
+def test_everything_ends_with_a_killed_controller(
+    engines: dict[str, EngineSpec], tmp_path: Path
+) -> None:
     """Agents and what they run end by themselves once their lease is over."""
     fake = (sys.executable, str(Path(__file__).parents[1] / "executor" / "fake_engine.py"))
-    with site_at(tmp_path, engine.model_copy(update={"command": fake})) as site:
+    faked = {MODEL: engines[MODEL].model_copy(update={"command": fake})}
+    with site_at(tmp_path, faked) as site:
         site.deploy(replica("r", Phase.AGGREGATED, ("n0", 4)))
         assert wait_for(lambda: site.routed() == {"r"}, 60), site.logs()
         running = [p for a in agents(site.home) for p in (a, *a.children(recursive=True))]

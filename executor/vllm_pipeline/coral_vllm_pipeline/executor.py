@@ -167,20 +167,26 @@ class PipelineExecutor(Executor):  # type: ignore[misc]
     # Steps.
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
-        """Send a step to every node; what it gives comes with `sample_tokens`."""
-        number, pools = next(self.numbers), pools_of()
+        """Send a step to every node; what it gives comes with `sample_tokens`.
+
+        One with nothing to do is not sent: while KV is fetched a thousand of them come a second.
+        """
         self._raise_failure()
-        if pools.shared:
-            self._send_split(number, scheduler_output, pools.pools)
-        else:  # block numbers are the scheduler's on every node
-            message = pack(("step", None, (number, scheduler_output, None, None)))
-            for name in self.names:
-                self._send_packed(name, message)
+        if _has_work(scheduler_output):
+            self._send_step(next(self.numbers), scheduler_output, pools_of())
         self.step = scheduler_output
         found: Future[Any] = Future()
         empty = not scheduler_output.total_num_scheduled_tokens
         found.set_result(EMPTY_MODEL_RUNNER_OUTPUT if empty else None)
         return found if non_block else found.result()
+
+    def _send_step(self, number: int, step: Any, state: Shared) -> None:
+        if state.shared:
+            self._send_split(number, step, state.pools)
+            return
+        message = pack(("step", None, (number, step, None, None)))
+        for name in self.names:  # block numbers are the scheduler's on every node
+            self._send_packed(name, message)
 
     def _send_split(self, number: int, step: Any, pools: Pools) -> None:
         """Every node its requests, with its own block numbers, and its neighbours by request."""
@@ -360,6 +366,13 @@ class PipelineExecutor(Executor):  # type: ignore[misc]
     def _raise_failure(self) -> None:
         if self.failed:
             raise PipelineError(self.failed)
+
+
+def _has_work(step: Any) -> bool:
+    """For a worker: tokens, or something to forget."""
+    return bool(
+        step.total_num_scheduled_tokens or step.finished_req_ids or step.free_encoder_mm_hashes
+    )
 
 
 def _then(future: Future[Any], work: Callable[[Any], Any]) -> Future[Any]:

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,35 +14,18 @@ import pytest
 
 from executor.gateway.app import REFRESH_S
 from executor.routes import read_routes
-from executor.vllm.environment import PIPELINES
 from planner.types import Phase
-from tasks.local_site import ENVIRONMENT
 
-from .conftest import VENV
 from .site import LONG, MODEL, PROMPTS, Site, agents, replica, wait_for
 
 
-@pytest.fixture(scope="module")
-def coral(site: Site, alone: list[str]) -> Iterator[Site]:
-    """The site with Coral's pipelines."""
-    before = site.engine
-    site.engine = before.model_copy(
-        update={
-            "pipeline_python": str(VENV / "bin" / "python"),
-            "environment": {**ENVIRONMENT, "PYTHONPATH": str(PIPELINES)},
-        }
-    )
-    yield site
-    site.engine = before
-
-
 @pytest.fixture
-def pipe(coral: Site) -> Site:
+def pipe(site: Site, alone: list[str]) -> Site:
     """3 layers on one node and 1 on another, unless they serve already."""
-    if coral.routed() != {"coral"}:
-        coral.deploy(replica("coral", Phase.AGGREGATED, ("n6", 3), ("n7", 1)))
-        coral.wait("coral")
-    return coral
+    if site.routed() != {"coral"}:
+        site.deploy(replica("coral", Phase.AGGREGATED, ("n6", 3), ("n7", 1), engine="coral"))
+        site.wait("coral")
+    return site
 
 
 def streamed(site: Site, prompt: str) -> str:
@@ -99,14 +81,14 @@ def test_what_runs_finishes_when_a_replica_is_to_go(pipe: Site) -> None:
     assert wait_for(lambda: not agents(pipe.home), 90), pipe.logs()
 
 
-def test_prefill_and_decode_are_cut_at_other_layers(coral: Site, alone: list[str]) -> None:
-    coral.deploy(
-        replica("gives", Phase.PREFILL, ("n8", 3), ("n9", 1)),
-        replica("takes", Phase.DECODE, ("n10", 1), ("n11", 3), core=1),
+def test_prefill_and_decode_are_cut_at_other_layers(site: Site, alone: list[str]) -> None:
+    site.deploy(
+        replica("gives", Phase.PREFILL, ("n8", 3), ("n9", 1), engine="coral"),
+        replica("takes", Phase.DECODE, ("n10", 1), ("n11", 3), core=1, engine="coral"),
     )
-    coral.wait("gives", "takes")
-    assert coral.texts() == alone
-    taken = coral.prompt_tokens("takes")
+    site.wait("gives", "takes")
+    assert site.texts() == alone
+    taken = site.prompt_tokens("takes")
     assert taken["local_compute"] == len(PROMPTS)  # the last token of each
     assert taken["external_kv_transfer"] == sum(taken.values()) - len(PROMPTS) > 0
 
