@@ -66,10 +66,13 @@ def engines(
         kv_device="cpu",
         environment=ENVIRONMENT,
     )
-    eager = compiled.model_copy(update={"arguments": ("--enforce-eager",)})
+    environment = {**ENVIRONMENT, "TORCH_COMPILE_DISABLE": "1"}
+    eager = compiled.model_copy(
+        update={"arguments": ("--enforce-eager",), "environment": environment}
+    )
     pipelines = {
         "pipeline_python": str(VENV / "bin" / "python"),
-        "environment": {**ENVIRONMENT, "PYTHONPATH": str(PIPELINES)},
+        "environment": {**environment, "PYTHONPATH": str(PIPELINES)},
     }
     return {
         MODEL: compiled,

@@ -24,6 +24,9 @@ ENVIRONMENT = {
     **os.environ, "PYTHONPATH": str(PACKAGE), "HF_HUB_OFFLINE": "1", "VLLM_HOST_IP": "127.0.0.1",
     "GLOO_SOCKET_IFNAME": "lo", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_USE_V2_MODEL_RUNNER": "0",
+    # Forked workers are not bound to cores: more threads than cores wait for each other. And what
+    # an eager engine compiles still (log probabilities) takes every process ten seconds.
+    "OMP_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1",
 }  # fmt: skip
 BLOCK = 32 * 2**10  # bytes of one block of one of the tiny model's layers, on one rank
 
@@ -163,10 +166,11 @@ def test_kv_that_nobody_takes_is_let_go(found: dict, name: str) -> None:
     """With the room, and with time; the replica computes prompts as before."""
     left, plain = found[name]["left"], found["llama"]["tokens"]
     assert "error" not in left, left["error"]
-    assert [count for count, _ in left["taken"]] == [0] * len(left["taken"])
-    assert [count for count, _ in left["untaken"]] == [24] * len(left["taken"])
+    lost = int(str(CASES[name].get("lost", 0)))  # nobody asked for them by their own names
+    assert {count for count, _ in left["taken"]} == {lost}
+    assert {count for count, _ in left["untaken"]} == {24 + lost}
     assert all(0 < count < 24 and share <= 1.0 for count, share in left["full"])
-    assert [count for count, _ in left["old"]] == [0] * len(left["taken"])
+    assert {count for count, _ in left["old"]} == {0}
     assert left["tokens"] == [[tokens[0] for tokens in plain]] * 3
 
 
