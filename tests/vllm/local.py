@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
+
+from .site import coral as command
 
 
 def coral(home: Path, *arguments: str) -> dict:
     """What a command prints with --json."""
     done = subprocess.run(
-        [sys.executable, "-m", "coral", *arguments, "--home", str(home), "--json"],
+        command(*arguments, "--home", str(home), "--json"),
         capture_output=True, text=True, timeout=850, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
