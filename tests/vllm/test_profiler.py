@@ -12,7 +12,7 @@ from planner.perf.serving import Loop, loop_figures
 from planner.types import Link, NodeClass
 from tasks.profile_file import read_measurements
 from tasks.profile_run import ProfileRequest, ProfilerRefusedError, run_profiler
-from tasks.profile_tables import performance_of, profile_of
+from tasks.profile_tables import performance_of, profile_of, with_layers
 
 from .conftest import VENV
 
@@ -61,8 +61,9 @@ def test_vllms_own_steps_predict_its_own_runs(local_run: tuple[Path, dict]) -> N
     node = NodeClass("CPU x1", profile.gpu, 1, Link.PCIE, 1.0, 1.0)
     rows = {1: profile.tables[1].rows}
     performance = performance_of(profile.gpu, profile.model, rows, ())
-    said = loop_figures(performance, profile.model, node, 1, Loop(4, 64, 32), 0.0)
     real = next(pair for pair in profile.engine if pair.concurrency == 4)
+    model = with_layers(profile.model, real.layers)
+    said = loop_figures(performance, model, node, 1, Loop(4, 64, 32), 0.0)
     assert said.tpot_ms == pytest.approx(real.predicted_tpot_ms)
     assert 0.3 < said.tpot_ms / real.measured_tpot_ms < 1.5  # the engine's overhead is missing
 
