@@ -8,7 +8,8 @@
 
 A replica is routed to once each of its engines answered its health endpoint after its start, and no
 more as soon as one of its processes is not running, one of its nodes is to be taken, or it is to
-go; a replica that is to go is stopped when gateways know that, or have had time to see it.
+go; a replica that is to go is stopped when gateways know that, or have had time to see it. Routes
+outlive the controller, as nodes do: the next one keeps those to replicas that run on.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from executor.control.controller import DRAIN_S, Controller
 from executor.control.keys import KeyPair, load_or_make
 from executor.control.messages import ProcessState
 from executor.control.notices import SPOT
-from executor.deployment import Deployment, DeploymentError, read_deployment
+from executor.deployment import Deployment, DeploymentError, ReplicaSpec, read_deployment
 from executor.files import stamp, write_whole
 from executor.home import HomeFiles
 from executor.notices_file import NodeNotice, Notices, write_notices
-from executor.routes import Route, Routes, write_routes
+from executor.routes import Route, Routes, RoutesError, read_routes, write_routes
 from executor.stage_plan import ReplicaPlan
 from planner.errors import InputError
 
@@ -47,6 +48,7 @@ UNHEARD_S = 10.0  # more, at most, while a gateway that is there has not taken t
 HEALTH_TIMEOUT_S = 1.0
 HEALTH_THREADS = 16
 SLOW_S = 300.0  # a start that takes longer is said: an engine may hang, or its address be wrong
+COME_BACK_S = 15.0  # agents to a new controller: they try every five, and may be refused once
 LEASE_S = 30.0
 
 log = logging.getLogger(__name__)
@@ -98,6 +100,8 @@ class Daemon:
         self._noticed: dict[str, NodeNotice] = {}
         self._waiting: dict[tuple[str, int], float] = {}  # for a first answer, until it is said
         self._healthy: dict[str, int] = {}  # generation of a replica whose engines have answered
+        self._earlier = self._routed_earlier()
+        self._earlier_until = clock() + COME_BACK_S
         self._write_address(keys)
 
     def __enter__(self) -> Daemon:
@@ -106,7 +110,6 @@ class Daemon:
     def __exit__(self, *_: object) -> None:
         self._askers.shutdown(cancel_futures=True)
         self.admission.close()
-        self._tell_gateways(Routes(models=self._models))
         self.files.controller.unlink(missing_ok=True)
         self._client.close()
         self.controller.close()
@@ -203,6 +206,8 @@ class Daemon:
             if running is None or not self.controller.is_up(replica_id):
                 continue
             key = (replica_id, running.generation)
+            if running.adopted and self._earlier.pop(replica_id, None) == plan.api_urls:
+                self._healthy[replica_id] = running.generation
             asking = self._asking.get(key)
             if self._healthy.get(replica_id) == running.generation:
                 self._asking.pop(key, None)
@@ -239,7 +244,33 @@ class Daemon:
         replicas = {replica.model for replica in self._deployment.replicas}
         return tuple(sorted(replicas | self._deployment.objectives.keys()))
 
+    def _routed_earlier(self) -> dict[str, tuple[str, ...]]:
+        """Engines' addresses by replica, as an earlier controller left them."""
+        try:
+            routes = read_routes(self.files.routes).routes
+        except RoutesError as error:
+            log.error("%s; replicas are routed to when they answer", error)
+            return {}
+        return {route.replica_id: route.urls for route in routes}
+
+    def _is_routed(self, replica: ReplicaSpec) -> bool:
+        if replica.id in self._going or self._is_taken(replica.lease_ids):
+            return False
+        return self.is_ready(replica.id) or self._is_awaited(replica.id)
+
+    def _is_awaited(self, replica_id: str) -> bool:
+        """Whether it answered an earlier controller, and its nodes may still say that it runs."""
+        plan = self._plans.get(replica_id)
+        if plan is None or self._earlier.get(replica_id) != plan.api_urls:
+            return False
+        known = all(map(self.controller.is_present, plan.leases))
+        if known or self.clock() >= self._earlier_until:
+            del self._earlier[replica_id]
+        return replica_id in self._earlier
+
     def _write_routes(self) -> None:
+        if not self._known:
+            return  # nothing to compare what was routed earlier with
         found = Routes(
             models=self._models,
             routes=tuple(
@@ -253,9 +284,7 @@ class Daemon:
                     template_id=replica.template_id,
                 )
                 for replica in self._deployment.replicas
-                if replica.id not in self._going
-                and self.is_ready(replica.id)
-                and not self._is_taken(replica.lease_ids)
+                if self._is_routed(replica)
             ),
             objectives=self._deployment.objectives,
         )

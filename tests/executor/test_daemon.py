@@ -23,6 +23,7 @@ from executor.deployment import (
     read_deployment,
     write_deployment,
 )
+from executor.home import HomeFiles
 from executor.routes import Routes, RoutesError, read_routes
 from planner.types import Phase
 from tests.executor.test_control import Here
@@ -165,28 +166,81 @@ def test_a_lost_agent_takes_its_replica_off_the_routes(
     assert until(daemon, lambda: routed(daemon) == {"r1"}, 10.0)
 
 
-def test_a_new_controller_goes_on_with_what_runs(tmp_path: Path) -> None:
+@pytest.fixture
+def left(tmp_path: Path) -> Iterator[Here]:
+    """An agent of a home whose controller has ended; it runs a replica."""
     with Daemon(tmp_path, lease_s=20.0) as first:
-        keys = first.files.lease_keys("a")
         deploy(first, replica("r1", "a"), leases="a")
         first.step(0.1)
-        agent = Here(first.controller, "a", keys, tmp_path / "a")
+        agent = Here(first.controller, "a", first.files.lease_keys("a"), tmp_path / "a")
         assert until(first, lambda: routed(first) == {"r1"})
-        started = first.controller.nodes["a"].reports[0].pid
-    try:
-        with Daemon(tmp_path, lease_s=20.0) as second:
-            assert second.controller.address == first.controller.address
-            assert until(second, lambda: routed(second) == {"r1"})
-            assert [r.pid for r in second.controller.nodes["a"].reports if r.exit_code is None] == [
-                started
-            ]
-            deploy(second, leases="a")
-            assert until(
-                second,
-                lambda: all(r.exit_code is not None for r in second.controller.nodes["a"].reports),
-            )
-    finally:
-        agent.end()
+    yield agent
+    agent.end()
+
+
+def test_a_new_controller_goes_on_with_what_runs(left: Here, tmp_path: Path) -> None:
+    before = read_routes(HomeFiles(tmp_path).routes)
+    (started,) = left.agent.supervisor.watch()
+    assert httpx.get(f"{before.routes[0].urls[0]}/health").status_code == 200
+    with Daemon(tmp_path, lease_s=20.0) as second:
+        seen: list[Routes] = []
+
+        def is_heard() -> bool:
+            seen.append(read_routes(second.files.routes))
+            return second.is_ready("r1")
+
+        assert until(second, is_heard)
+        assert seen == [before] * len(seen)  # requests went on all the time
+        assert [r.pid for r in second.controller.nodes["a"].reports] == [started.pid]
+        assert second.controller.replicas["r1"].restarts == 0
+        deploy(second, leases="a")
+        assert until(
+            second,
+            lambda: all(r.exit_code is not None for r in second.controller.nodes["a"].reports),
+        )
+        assert routed(second) == set()
+
+
+def test_what_stopped_while_there_was_no_controller_is_routed_to_no_more(
+    left: Here, tmp_path: Path
+) -> None:
+    (started,) = left.agent.supervisor.watch()
+    os.kill(started.pid, signal.SIGKILL)
+    with Daemon(tmp_path, lease_s=20.0) as second:
+        assert until(second, lambda: routed(second) == set())
+        assert until(second, lambda: routed(second) == {"r1"})
+        assert second.controller.nodes["a"].reports[0].pid != started.pid
+
+
+def test_a_node_that_does_not_come_back_is_routed_to_no_more(
+    left: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left.end()
+    monkeypatch.setattr("executor.daemon.COME_BACK_S", 2.0)
+    with Daemon(tmp_path, lease_s=20.0) as second:
+        second.step(0.1)
+        assert routed(second) == {"r1"}
+        assert until(second, lambda: routed(second) == set(), 4.0)
+
+
+def test_a_new_controller_with_other_commands_starts_them(left: Here, tmp_path: Path) -> None:
+    content = read_deployment(HomeFiles(tmp_path).deployment)
+    other = ENGINE.model_copy(update={"arguments": ("--other",)})
+    write_deployment(
+        HomeFiles(tmp_path).deployment, content.model_copy(update={"engines": {"org/m": other}})
+    )
+    with Daemon(tmp_path, lease_s=20.0) as second:
+        assert until(second, lambda: routed(second) == set())
+        assert until(second, lambda: routed(second) == {"r1"})
+        assert "--other" in second._plans["r1"].processes[0].argv
+
+
+def test_routes_that_cannot_be_read_are_made_anew(left: Here, tmp_path: Path) -> None:
+    HomeFiles(tmp_path).routes.write_text("{")
+    with Daemon(tmp_path, lease_s=20.0) as second:
+        second.step(0.1)
+        assert routed(second) == set()
+        assert until(second, lambda: routed(second) == {"r1"})
 
 
 def test_a_controller_keeps_its_address_though_the_next_port_is_taken(tmp_path: Path) -> None:
@@ -288,9 +342,8 @@ def test_route_files(tmp_path: Path) -> None:
         read_routes(tmp_path / "bad.json")
 
 
-def test_a_home_without_a_controller_has_no_routes_left(tmp_path: Path) -> None:
+def test_a_controller_says_where_it_is_and_that_it_has_gone(tmp_path: Path) -> None:
     with Daemon(tmp_path) as daemon:
         assert daemon.files.controller.exists()
         assert daemon.files.controller_keys().public == daemon.controller.public_key
     assert not daemon.files.controller.exists()
-    assert read_routes(daemon.files.routes) == Routes()
