@@ -366,6 +366,22 @@ def m015_corrections(connection: duckdb.DuckDBPyConnection) -> None:
     )
 
 
+def m016_met_objectives(connection: duckdb.DuckDBPyConnection) -> None:
+    """How many streams that gateways saw met their objectives."""
+    for name in ("judged", "ttft_met", "tpot_met", "both_met"):
+        connection.execute(f"ALTER TABLE observed_demand ADD COLUMN {name} BIGINT DEFAULT 0")
+    connection.execute(
+        """
+        CREATE VIEW attainment_by_minute AS
+            SELECT minute, model, sum(judged)::BIGINT AS judged,
+                sum(both_met) / sum(judged) AS attainment,
+                sum(ttft_met) / sum(judged) AS ttft_attainment,
+                sum(tpot_met) / sum(judged) AS tpot_attainment
+            FROM observed_demand GROUP BY ALL HAVING sum(judged) > 0;
+        """
+    )
+
+
 MIGRATIONS: tuple[Migration, ...] = (
     m001_seed_tables,
     m002_decisions,
@@ -382,6 +398,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     m013_observed_demand,
     m014_fleet,
     m015_corrections,
+    m016_met_objectives,
 )
 
 

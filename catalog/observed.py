@@ -23,10 +23,11 @@ class Kind:
     counts: tuple[str, ...]
     amounts: tuple[str, ...] = ()
     perhaps: tuple[str, ...] = ()  # numbers that may be missing
+    later: tuple[str, ...] = ()  # counts that gateways of an earlier Coral do not write: zero
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return ("minute", *self.texts, *self.amounts, *self.counts, *self.perhaps)
+        return ("minute", *self.texts, *self.amounts, *self.counts, *self.perhaps, *self.later)
 
 
 DEMAND = Kind(
@@ -34,6 +35,7 @@ DEMAND = Kind(
     ("model", "gateway"),
     ("requests", "turned_away", "measured", "prompt_tokens", "output_tokens"),
     perhaps=("prompt_tokens_p95", "output_tokens_p95"),
+    later=("judged", "ttft_met", "tpot_met", "both_met"),
 )
 REPLICAS = Kind(
     "observed_replica",
@@ -53,21 +55,25 @@ def checked_rows(rows: pl.DataFrame, kind: Kind) -> pl.DataFrame:
 
     Raises ObservedError: a column is missing or of another kind, or a value is none.
     """
+    rows = rows.with_columns(
+        pl.lit(0, pl.Int64).alias(name) for name in kind.later if name not in rows.columns
+    )
+    counts = (*kind.counts, *kind.later)
     missing = [name for name in kind.columns if name not in rows.columns]
     if missing:
         raise ObservedError(f"no column {', '.join(missing)}")
     found = rows.schema
     wrong = [name for name in kind.texts if found[name] != pl.String]
-    wrong += [name for name in kind.counts if found[name] != pl.Int64]
+    wrong += [name for name in counts if found[name] != pl.Int64]
     wrong += [name for name in (*kind.amounts, *kind.perhaps) if found[name] != pl.Float64]
     if not (isinstance(found["minute"], pl.Datetime) and found["minute"].time_zone == "UTC"):
         wrong.append("minute")
     if wrong:
         raise ObservedError(f"another kind of values in {', '.join(wrong)}")
-    needed = rows.select("minute", *kind.texts, *kind.counts, *kind.amounts)
+    needed = rows.select("minute", *kind.texts, *counts, *kind.amounts)
     if sum(needed.null_count().row(0)):
         raise ObservedError("values are missing")
-    if any(least < 0 for least in rows.select(kind.counts).min().row(0) if least is not None):
+    if any(least < 0 for least in rows.select(counts).min().row(0) if least is not None):
         raise ObservedError("a count is negative")
     for name in kind.amounts:
         if not (rows[name].is_finite() & (rows[name] >= 0.0)).all():

@@ -323,6 +323,15 @@ def read_latest_plan(
     )
 
 
+def read_decisions_in_force(connection: duckdb.DuckDBPyConnection) -> set[str]:
+    """Of every scenario the latest decision, and the one its fleet was last brought to."""
+    rows = connection.execute(
+        "SELECT arg_max(decision_id, rowid), arg_max(decision_id, rowid) FILTER (applied) "
+        "FROM allocation WHERE planner = 'coral' GROUP BY scenario"
+    ).fetchall()
+    return {key for row in rows for key in row if key is not None}
+
+
 def read_latest_fleet(connection: duckdb.DuckDBPyConnection, scenario: str) -> StoredFleet | None:
     """Coral's latest plan of a scenario as a fleet to simulate; None if there is none."""
     rows = connection.execute(

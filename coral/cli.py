@@ -317,8 +317,8 @@ def sql(
     """Run SQL on the read-only snapshot of the database; it never meets a lock.
 
     Views to start with: best_templates, allocation_history, model_cost_by_day, spend_by_day,
-    fleet_now, demand_by_minute, price_now, price_change, capacity_failure, market_gap,
-    rejected_offers (docs/sql.md).
+    fleet_now, demand_by_minute, attainment_by_minute, price_now, price_change, capacity_failure,
+    market_gap, rejected_offers (docs/sql.md).
     """
     from tasks.home import open_catalog
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from typing import Annotated, NoReturn
 
 import typer
@@ -43,24 +44,29 @@ def operate(
             "begins one at once.",
         ),
     ] = None,
+    keep_reports: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Days until reports of plans not in force any more go. [30]"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Plan from where the fleet stands and move it by the difference."""
     check_scenario(scenario, home)
     _check_cloud(scenario, home)
+    kept = {} if keep_reports is None else {"keep_reports_days": keep_reports}
     if every is not None:
-        _operate_every(scenario, home, every, as_json)
+        _operate_every(scenario, home, every, kept, as_json)
     draft = dry_run or approve
     with flow_run():
         from coral.render import print_round, round_summary
         from flows.operate import operate as run
 
-        result = run(scenario, home, draft)
+        result = run(scenario, home, draft, **kept)
     if approve and result.calls and not as_json and sys.stdin.isatty():
         print_round(result)
         typer.confirm("Do this?", abort=True)
         with flow_run():
-            result = run(scenario, home)
+            result = run(scenario, home, **kept)
     answer(result, as_json, round_summary, print_round)
     if result.applied.refused:  # by what the scenario, or the account, says
         raise typer.Exit(2)
@@ -80,7 +86,9 @@ def _check_cloud(scenario: str, home: str | None) -> None:
         check_aws(resolve_home(home), spec)
 
 
-def _operate_every(scenario: str, home: str | None, minutes: float, as_json: bool) -> NoReturn:
+def _operate_every(
+    scenario: str, home: str | None, minutes: float, kept: Mapping[str, float], as_json: bool
+) -> NoReturn:
     """Rounds until interrupted; a cloud that does not answer now is asked again."""
     from coral.render import print_round, round_summary
     from executor.fleet import TransientError
@@ -93,7 +101,7 @@ def _operate_every(scenario: str, home: str | None, minutes: float, as_json: boo
             from flows.operate import operate as run
 
             try:
-                result = run(scenario, home)
+                result = run(scenario, home, **kept)
             except TransientError as error:
                 typer.echo(f"no round now: {error}", err=True)
                 time.sleep(AGAIN_S)

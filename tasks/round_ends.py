@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from catalog.reads import read_decisions_in_force
 from catalog.store import Catalog
 from planner.scenario import ScenarioSpec
 from tasks.coral_task import coral_task
@@ -41,5 +43,23 @@ def close(catalog: Catalog) -> list[LeaseEvent]:
     return events
 
 
+def remove_reports(catalog: Catalog, before: datetime) -> int:
+    """Pages of decisions written before then, but for decisions in force; how many went."""
+    old = [
+        page
+        for page in (catalog.home / "reports").glob("*.html")
+        if re.fullmatch(r"[0-9a-f]{32}", page.stem) and page.stat().st_mtime < before.timestamp()
+    ]
+    if not old:
+        return 0
+    with catalog.read() as connection:
+        kept = read_decisions_in_force(connection)
+    gone = [page for page in old if page.stem not in kept]
+    for page in gone:
+        page.unlink(missing_ok=True)
+    return len(gone)
+
+
 look_task = coral_task("look", look)
 close_task = coral_task("close", close)
+remove_reports_task = coral_task("remove-reports", remove_reports)

@@ -200,10 +200,14 @@ def market(queries: Queries, gpu: str, kind: str) -> Children:
 
 
 def service(queries: Queries, scenario: str) -> Children:
-    """What replicas did, what that corrects, and how many requests were in time in simulation."""
+    """How many requests were in time, what replicas did and what that corrects; simulations."""
+    met = queries.met(scenario)
     served, corrected = queries.served(scenario), queries.corrections(scenario)
     found = queries.attainment(scenario)
     shown: Children = []
+    if met.height:
+        title = "Streams that met both objectives"
+        shown.append(section(title, graph(over_time(met, "at", "percent", "model", "%"))))
     if served.height:
         timed = served.drop_nulls("tpot_ms")
         shown += [

@@ -178,6 +178,18 @@ class Queries:
             [scenario],
         )
 
+    def met(self, scenario: str) -> pl.DataFrame:
+        """Streams within both objectives in the last days, in percent, by model and ten minutes."""
+        return self._catalog.frame(
+            "SELECT time_bucket(INTERVAL 10 MINUTE, minute) AT TIME ZONE 'UTC' AS at, model, "
+            "100 * sum(attainment * judged) / sum(judged) AS percent, sum(judged) AS judged "
+            "FROM attainment_by_minute "
+            "WHERE model IN (SELECT model FROM workload WHERE scenario = ?) "
+            "AND minute > (SELECT max(minute) FROM attainment_by_minute) "
+            f"- INTERVAL {DAYS_SHOWN} DAY GROUP BY ALL ORDER BY ALL",
+            [scenario],
+        )
+
     def corrections(self, scenario: str) -> pl.DataFrame:
         """Templates whose throughput serving corrects now."""
         return self._catalog.frame(

@@ -1,7 +1,8 @@
 """Demand per model and minute, as Parquet files in the home's inbox; `coral operate` loads them.
 
 A row counts the requests that came in a minute, whether they could be served or not, and the tokens
-of those that ended in it. A model without requests has a row of zeros, so that a minute without a
+of those that ended in it, and how many streams that ended were judged by the model's objectives and
+met them. A model without requests has a row of zeros, so that a minute without a
 row is one that no gateway saw.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,8 @@ import pyarrow as pa
 from executor.gateway.outbox import MINUTE, Outbox, Row, minute_of, start_of
 
 MOST_QUIET_MINUTES = 5  # in a row: who slept longer does not know that nothing came
-COUNTS = ("requests", "turned_away", "measured", "prompt_tokens", "output_tokens")
+MET = ("judged", "ttft_met", "tpot_met", "both_met")
+COUNTS = ("requests", "turned_away", "measured", "prompt_tokens", "output_tokens", *MET)
 SCHEMA = pa.schema(
     [
         ("minute", MINUTE),
@@ -40,6 +42,7 @@ class Minute:
     turned_away: int = 0  # of these, for lack of room or replicas
     prompts: list[int] = field(default_factory=list)  # tokens of requests that ended
     outputs: list[int] = field(default_factory=list)
+    met: Counter[str] = field(default_factory=Counter)  # of MET
 
 
 class DemandBook:
@@ -64,6 +67,12 @@ class DemandBook:
         minute = self._open[self._minute(), model]
         minute.prompts.append(prompt_tokens)
         minute.outputs.append(output_tokens)
+
+    def judged(self, model: str, *, ttft_met: bool, tpot_met: bool) -> None:
+        """A stream that ended and has objectives."""
+        self._open[self._minute(), model].met.update(
+            judged=1, ttft_met=ttft_met, tpot_met=tpot_met, both_met=ttft_met and tpot_met
+        )
 
     def close(self, models: Collection[str], *, at_end: bool = False) -> bool:
         """Close minutes that are over, of all models served; whether there is something to write.
@@ -92,6 +101,7 @@ class DemandBook:
             "measured": len(seen.prompts),
             "prompt_tokens": sum(seen.prompts),
             "output_tokens": sum(seen.outputs),
+            **{name: seen.met[name] for name in MET},
             "prompt_tokens_p95": p95(seen.prompts),
             "output_tokens_p95": p95(seen.outputs),
         }

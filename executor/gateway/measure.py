@@ -128,6 +128,7 @@ class Visit:
         ttft_met = status == 200 and 1000.0 * ttft_s <= objective.ttft_ms
         tpot_met = status == 200 and (tpot_s is None or 1000.0 * tpot_s <= objective.tpot_ms)
         found.judged.labels(model).inc()
+        found.book.judged(model, ttft_met=ttft_met, tpot_met=tpot_met)
         for name, met in (
             ("ttft", ttft_met), ("tpot", tpot_met), ("both", ttft_met and tpot_met),
         ):  # fmt: skip

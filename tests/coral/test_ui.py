@@ -155,7 +155,16 @@ def test_what_replicas_did_is_shown(planned: Catalog, tmp_path: Path) -> None:
             f"INSERT INTO observed_replica ({', '.join(columns)}) "
             f"SELECT {', '.join(values.get(name, '0') for name in columns)}"
         )
+        connection.execute(
+            "INSERT INTO observed_demand SELECT TIMESTAMPTZ '2026-03-01 12:00:00Z', ?, 'g', "
+            "90, 0, 60, 0, 0, NULL, NULL, 'test', judged, met, met, met "
+            "FROM (VALUES (60, 60), (20, 12)) AS gateways(judged, met)",
+            [model],
+        )
     catalog.publish(force=True)
+    (seen,) = Queries(catalog).met("tiny").iter_rows(named=True)
+    assert (seen["model"], seen["percent"], seen["judged"]) == (model, 90.0, 80)
+    assert "Streams that met both" in str(pages.service(Queries(catalog), "tiny"))
     (row,) = Queries(catalog).served("tiny").iter_rows(named=True)
     assert (row["model"], row["tpot_ms"], row["requests_per_s"]) == (model, 30.0, 0.1)
     assert "Time per output token" in str(pages.service(Queries(catalog), "tiny"))

@@ -6,6 +6,8 @@ import os
 import signal
 import socket
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,10 +25,12 @@ from executor.deployment import (
     read_deployment,
     write_deployment,
 )
+from executor.gateway.app import REFRESH_S, make_app
 from executor.home import HomeFiles
 from executor.routes import Routes, RoutesError, read_routes
 from planner.types import Phase
 from tests.executor.test_control import Here
+from tests.support.gateway import served
 from tests.support.ports import free_port
 from tests.support.waiting import until_within
 
@@ -199,6 +203,33 @@ def test_a_new_controller_goes_on_with_what_runs(left: Here, tmp_path: Path) -> 
             lambda: all(r.exit_code is not None for r in second.controller.nodes["a"].reports),
         )
         assert routed(second) == set()
+
+
+def test_a_restart_of_the_controller_costs_no_request(left: Here, tmp_path: Path) -> None:
+    body = {"model": "org/m", "prompt": "x", "max_tokens": 3}
+    codes: list[int] = []
+    over = threading.Event()
+    with served(make_app(tmp_path)) as base, httpx.Client(base_url=base, timeout=20) as client:
+
+        def ask_on() -> None:
+            while not over.is_set():
+                codes.append(client.post("/v1/completions", json=body).status_code)
+                over.wait(0.02)
+
+        asking = threading.Thread(target=ask_on)
+        time.sleep(REFRESH_S)
+        asking.start()
+        time.sleep(1.0)
+        without = len(codes)
+        with Daemon(tmp_path, lease_s=20.0) as second:
+            gateways = second.controller.gateways
+            assert until(second, lambda: second.is_ready("r1") and gateways.count == 1)
+            assert until(second, lambda: gateways.have_all)
+            until(second, lambda: False, 1.0)
+        over.set()
+        asking.join()
+    assert without > 5 and len(codes) > without + 5
+    assert set(codes) == {200}
 
 
 def test_what_stopped_while_there_was_no_controller_is_routed_to_no_more(

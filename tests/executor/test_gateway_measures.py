@@ -28,6 +28,11 @@ def samples(text: str) -> dict[tuple[str, ...], float]:
     }  # fmt: skip
 
 
+def demand_of(home: Path) -> pl.DataFrame:
+    """All that its gateways left in the inbox."""
+    return pl.concat([pl.read_parquet(file) for file in (home / "inbox").glob("demand-*.parquet")])
+
+
 def test_metrics_of_answers_streams_and_failures(tmp_path: Path) -> None:
     engine, tight = Engine(), Objective(ttft_ms=10_000.0, tpot_ms=0.001)
     pair = (engine, Phase.AGGREGATED)
@@ -55,6 +60,8 @@ def test_metrics_of_answers_streams_and_failures(tmp_path: Path) -> None:
     assert found["slo_judged_total",] == 2
     assert found["slo_met_total", "ttft"] == 1  # not the one that broke off
     assert found["slo_met_total", "tpot"] == found["slo_met_total", "both"] == 0
+    rows = demand_of(tmp_path)
+    assert rows.select("judged", "ttft_met", "tpot_met", "both_met").sum().row(0) == (2, 1, 0, 0)
 
 
 def test_usage_is_asked_for_and_shown_to_those_who_asked(tmp_path: Path) -> None:
@@ -77,9 +84,7 @@ def test_the_gateway_leaves_its_demand_in_the_inbox(tmp_path: Path) -> None:
         ask(client)
         ask(client, stream=True)
         ask(client, model="org/other")
-    rows = pl.concat(
-        [pl.read_parquet(file) for file in (tmp_path / "inbox").glob("demand-*.parquet")]
-    )
+    rows = demand_of(tmp_path)
     assert set(rows["model"]) == {"org/m"}
     assert rows["requests"].sum() == rows["measured"].sum() == 2
     assert (rows["prompt_tokens"].sum(), rows["output_tokens"].sum()) == (14, 6)

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 from catalog.observed import read_observed
@@ -73,6 +74,23 @@ def test_files_are_taken_in_once_and_gateways_add_up(tmp_path: Path) -> None:
     assert row == (6, None)
 
 
+def test_how_many_streams_met_their_objectives(tmp_path: Path) -> None:
+    catalog, now = Catalog(tmp_path), NOON.timestamp()
+    for _ in range(2):  # gateways
+        book = DemandBook(tmp_path / "inbox", lambda: now)
+        for ttft_met, tpot_met in ((True, True), (True, False), (True, True), (False, True)):
+            book.judged("m", ttft_met=ttft_met, tpot_met=tpot_met)
+        book.close(["m", "n"], at_end=True)
+        book.write()
+    first, _ = (tmp_path / "inbox").glob("*.parquet")
+    older = pl.read_parquet(first).drop("judged", "ttft_met", "tpot_met", "both_met")
+    older.write_parquet(tmp_path / "inbox" / "demand-of-an-earlier-version.parquet")
+    assert load_inbox(catalog, LATER).files == 3
+    with catalog.read() as connection:
+        rows = connection.execute("SELECT * EXCLUDE minute FROM attainment_by_minute").fetchall()
+    assert rows == [("m", 8, 0.5, 0.75, 0.75)]
+
+
 def test_a_file_that_fails_to_commit_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     catalog = Catalog(tmp_path)
     write_minutes(tmp_path, {"m": [1]})
@@ -89,8 +107,6 @@ def test_a_file_that_fails_to_commit_stays(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_broken_files_are_named_and_set_aside(tmp_path: Path) -> None:
-    import polars as pl
-
     catalog, inbox = Catalog(tmp_path), tmp_path / "inbox"
     write_minutes(tmp_path, {"m": [1]})
     (good,) = inbox.glob("*.parquet")

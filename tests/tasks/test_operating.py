@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -27,6 +27,7 @@ from tasks.operating import (
     lease_store,
     operate_once,
 )
+from tasks.round_ends import remove_reports
 from tasks.scenario_file import read_scenario
 from tasks.watching import LOST, NOTICED, OVER, cause_of, wait_for_cause
 from tests.support.rounds import NAME, NOW, fleet, reprice, run, spec
@@ -42,6 +43,22 @@ def test_a_second_round_with_nothing_changed_changes_nothing(tiny: Catalog) -> N
     assert second.why == "nothing changed"
     assert second.cost_usd_per_hour == pytest.approx(first.cost_usd_per_hour)
     assert [one.id for one in lease_store(tiny).all()] == [one.id for one in before]
+
+
+def test_reports_go_once_they_are_old_but_not_those_of_plans_in_force(tiny: Catalog) -> None:
+    decisions = [run(tiny, spec(demand_scale=scale)).decision for scale in (1.0, 1.5)]
+    unapplied = decide(tiny, load_inputs(tiny, spec(demand_scale=0.5), NOW))
+    first, second, third = (one.report for one in (*decisions, unapplied))
+    other = first.with_name("simulation-1234.html")
+    other.write_text("not of a plan")
+    now = datetime.now(UTC)
+    assert remove_reports(tiny, now - timedelta(days=30.0)) == 0
+    written = (now - timedelta(days=31)).timestamp()
+    for page in (first, second, third, other):
+        os.utime(page, (written, written))
+    assert remove_reports(tiny, now - timedelta(days=30.0)) == 1
+    assert not first.exists()
+    assert second.exists() and third.exists() and other.exists()
 
 
 def test_held_nodes_cost_no_start_up(tiny: Catalog) -> None:
