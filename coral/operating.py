@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
 from typing import Annotated, NoReturn
 
 import typer
@@ -45,28 +44,27 @@ def operate(
         ),
     ] = None,
     keep_reports: Annotated[
-        float | None,
-        typer.Option(min=0.0, help="Days until reports of plans not in force any more go. [30]"),
-    ] = None,
+        float,
+        typer.Option(min=0.0, help="Days until reports of plans not in force any more go."),
+    ] = 30.0,
     as_json: Json = False,
 ) -> None:
     """Plan from where the fleet stands and move it by the difference."""
     check_scenario(scenario, home)
     _check_cloud(scenario, home)
-    kept = {} if keep_reports is None else {"keep_reports_days": keep_reports}
     if every is not None:
-        _operate_every(scenario, home, every, kept, as_json)
+        _operate_every(scenario, home, every, keep_reports, as_json)
     draft = dry_run or approve
     with flow_run():
         from coral.render import print_round, round_summary
         from flows.operate import operate as run
 
-        result = run(scenario, home, draft, **kept)
+        result = run(scenario, home, draft, keep_reports)
     if approve and result.calls and not as_json and sys.stdin.isatty():
         print_round(result)
         typer.confirm("Do this?", abort=True)
         with flow_run():
-            result = run(scenario, home, **kept)
+            result = run(scenario, home, keep_reports_days=keep_reports)
     answer(result, as_json, round_summary, print_round)
     if result.applied.refused:  # by what the scenario, or the account, says
         raise typer.Exit(2)
@@ -87,7 +85,7 @@ def _check_cloud(scenario: str, home: str | None) -> None:
 
 
 def _operate_every(
-    scenario: str, home: str | None, minutes: float, kept: Mapping[str, float], as_json: bool
+    scenario: str, home: str | None, minutes: float, keep_reports_days: float, as_json: bool
 ) -> NoReturn:
     """Rounds until interrupted; a cloud that does not answer now is asked again."""
     from coral.render import print_round, round_summary
@@ -101,7 +99,7 @@ def _operate_every(
             from flows.operate import operate as run
 
             try:
-                result = run(scenario, home, **kept)
+                result = run(scenario, home, keep_reports_days=keep_reports_days)
             except TransientError as error:
                 typer.echo(f"no round now: {error}", err=True)
                 time.sleep(AGAIN_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import threading
 from collections.abc import Collection, Iterator, Sequence
@@ -31,7 +32,7 @@ LATER = {  # columns that files of an earlier Coral lack
     "requested_at": "TEXT",
     "drain_until": "TEXT",
 }
-
+OVER = tuple(state.value for state in LeaseState if state.is_over)
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS lease (
@@ -55,6 +56,17 @@ class LeaseStoreError(InputError):
     """The lease file cannot be used."""
 
 
+@dataclass
+class _Over:
+    """Leases of one file that are over, as far as they were read: they change no more.
+
+    Whatever is written makes a new row, after all others that there are.
+    """
+
+    leases: dict[str, Lease] = field(default_factory=dict)  # by id
+    last: int = 0  # the latest row
+
+
 @dataclass(frozen=True)
 class SqliteLeaseStore:
     """Current state of every lease, and an event row for every change."""
@@ -63,12 +75,19 @@ class SqliteLeaseStore:
     _of_thread: threading.local = field(default_factory=threading.local, compare=False, repr=False)
 
     def all(self) -> list[Lease]:
-        """Every lease ever written, oldest first."""
+        """Every lease ever written, oldest first; those that are over are read once."""
         with self._connect() as connection:
+            over: _Over = self._of_thread.over
             rows = connection.execute(
-                f"SELECT {COLUMNS} FROM lease ORDER BY created_at, id"
+                f"SELECT {COLUMNS}, rowid FROM lease WHERE rowid >= ? OR state NOT IN (?, ?)",
+                (over.last, *OVER),
             ).fetchall()
-        return [_lease(row) for row in rows]
+        found = {row[0]: _lease(row[:-1]) for row in rows}
+        leases = over.leases | found
+        for lease_id, *_, row in rows:
+            if found[lease_id].state.is_over:
+                over.leases[lease_id], over.last = found[lease_id], max(over.last, row)
+        return sorted(leases.values(), key=lambda lease: (lease.created_at, lease.id))
 
     def save(self, lease: Lease, at: datetime) -> None:
         """Write a lease's new state and the event that led to it, in one transaction."""
@@ -153,7 +172,13 @@ class SqliteLeaseStore:
 
     def some(self, ids: Collection[str]) -> list[Lease]:
         """Those leases, oldest first."""
-        return [lease for lease in self.all() if lease.id in ids]
+        with self._connect() as connection:
+            rows = connection.execute(
+                f"SELECT {COLUMNS} FROM lease WHERE id IN (SELECT value FROM json_each(?)) "
+                "ORDER BY created_at, id",
+                (json.dumps(list(ids)),),
+            ).fetchall()
+        return [_lease(row) for row in rows]
 
     @contextmanager
     def _connect(self) -> Iterator[sqlite3.Connection]:
@@ -184,6 +209,7 @@ class SqliteLeaseStore:
             connection.close()
             raise self._unusable(error) from error
         self._of_thread.opened = (connection, self._inode())
+        self._of_thread.over = _Over()
         return connection
 
     def _forget(self) -> None:

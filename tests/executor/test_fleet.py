@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given
@@ -316,6 +317,23 @@ def test_the_store_keeps_leases_and_every_change_as_an_event(tmp_path: Path) -> 
     assert end_all(again, fleet, again.all(), NOW) == 0
     states = [state for _, state, _ in store.events(store.all()[0].id)]
     assert states == ["planned", "launching", "terminating", "terminated"]
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(LeaseState), st.booleans())))
+def test_a_store_that_read_before_sees_what_one_that_is_new_sees(
+    writes: list[tuple[int, LeaseState, bool]],
+) -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "leases.sqlite"
+        reader, writer = SqliteLeaseStore(path), SqliteLeaseStore(path)
+        for number, state, looks in writes:
+            writer.save(lease(number, state, minutes=-number), NOW)
+            if looks:
+                assert reader.all() == SqliteLeaseStore(path).all()
+        assert reader.all() == SqliteLeaseStore(path).all()
+        assert reader.some({"lease-1", "lease-3"}) == [
+            x for x in reader.all() if x.id in {"lease-1", "lease-3"}
+        ]
 
 
 def test_a_damaged_lease_file_is_named(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -40,7 +42,14 @@ def test_the_main_path_and_its_parts(harness, tmp_path: Path) -> None:
     assert {"coral-tiny-plan", "coral-tiny-cost", "coral-tiny-report"} <= keys
     moved = operate("tiny", home)
     assert moved.applied.launched == moved.nodes > 0
-    assert operate("tiny", home).why == "nothing changed"
+    old = tmp_path / "reports" / f"{'0' * 32}.html"
+    old.write_text("of a plan")
+    two_days_ago = time.time() - 2 * 86400
+    os.utime(old, (two_days_ago, two_days_ago))
+    assert operate("tiny", home, draft=True, keep_reports_days=1.0) and old.exists()
+    assert operate("tiny", home, keep_reports_days=1.0).why == "nothing changed"
+    assert not old.exists()
+    assert Path(result.allocation.decision.report).exists()
 
 
 def test_errors_pass_through_a_flow_unchanged(harness, tmp_path: Path) -> None:
