@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 SNAPSHOT_EVERY_S = 30.0
 LOCK_PATIENCE_S = 30.0
+LOOK_S = 0.01  # at the lock: between two commits of a busy writer it is free for an instant
 NO_ROOM_BYTES = 2**20
 # What DuckDB raises on a file that opens but is damaged further in.
 BROKEN_FILE = (duckdb.IOException, duckdb.FatalException, duckdb.SerializationException)
@@ -157,7 +158,7 @@ class Catalog:
                 "with --home or CORAL_HOME"
             ) from error
         try:
-            with FileLock(self.home / "coral.lock", timeout=self.patience_s):
+            with FileLock(self.home / "coral.lock").acquire(self.patience_s, LOOK_S):
                 connection = self._connect()
                 try:
                     self._migrate(connection)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,11 @@ from tasks.solving import Solvers
 from tests.support.aws_server import AwsServer
 from tests.support.library import build_library
 from tests.support.planned import planned_catalog
+
+
+def pytest_unconfigure() -> None:
+    """Prefect's server in a test process says at exit that it ends, to a stream that is closed."""
+    logging.raiseExceptions = False
 
 
 @pytest.fixture(autouse=True)
