@@ -23,7 +23,6 @@ def flow_run() -> Iterator[None]:
     # Prefect and Dask log every start and stop; errors reach the user as one sentence instead.
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_LOGGING_ROOT_LEVEL", "CRITICAL")
-    os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("DO_NOT_TRACK", "1")
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
@@ -35,14 +34,14 @@ def flow_run() -> Iterator[None]:
         with progress_bars():
             yield
     except RuntimeError as error:
-        url = os.environ.get("PREFECT_API_URL")
-        if url is None or "Failed to reach API" not in str(error):
+        if "Failed to reach API" not in str(error):
             raise
         from tasks.alerts import ServerAwayError
+        from tasks.recording import server_url
 
         raise ServerAwayError(
-            f"the Prefect server at {url} does not answer; start it, or unset PREFECT_API_URL to "
-            "run without one"
+            f"the Prefect server at {server_url()} does not answer; start it, or unset "
+            "PREFECT_API_URL to run without one"
         ) from error
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prefect import flow
-
 from flows.parameters import Home, Scenario
 from tasks.allocation import decide_task
 from tasks.artifacts import publish_decision_task
 from tasks.home import open_catalog
 from tasks.inputs import Inputs, load_inputs
 from tasks.opaque import opaque
+from tasks.recording import coral_flow
 from tasks.report import Decision
 from tasks.scenario_file import read_scenario
 
@@ -25,7 +24,7 @@ class AllocationResult:
     database: str
 
 
-@flow(name="allocate", validate_parameters=False)
+@coral_flow("allocate")
 def allocate(scenario: Scenario = "core", home: Home = None) -> AllocationResult:
     """Plan with Coral and with Homo-joint, record both, publish the snapshot."""
     catalog = open_catalog(home)

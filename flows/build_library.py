@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from prefect import flow
-
 from catalog.store import Catalog
 from flows.parameters import Dask, Home, Scenario, Workers
 from tasks.home import open_catalog
@@ -23,6 +21,7 @@ from tasks.library import (
     share_templates_task,
 )
 from tasks.opaque import opaque
+from tasks.recording import coral_flow
 from tasks.scenario_file import read_scenario
 from tasks.solving import Solvers
 
@@ -49,7 +48,7 @@ class LibraryResult:
         return dict(counts)
 
 
-@flow(name="build-library", validate_parameters=False)
+@coral_flow("build-library")
 def build_library(
     scenario: Scenario = "core",
     home: Home = None,

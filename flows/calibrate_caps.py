@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from prefect import flow
-
 from flows.parameters import Home, Scenario, Seed
 from tasks.calibration import Calibration, calibrate_task
 from tasks.home import open_catalog
 from tasks.inputs import load_inputs
 from tasks.opaque import opaque
+from tasks.recording import coral_flow
 from tasks.requests import Load
 from tasks.scenario_file import read_scenario
 
 
-@flow(name="calibrate-caps", validate_parameters=False)
+@coral_flow("calibrate-caps")
 def calibrate_caps(
     scenario: Scenario = "core",
     home: Home = None,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from prefect import flow
-
 from flows.build_library import build_variant
 from flows.parameters import Dask, Home, Scenario, Workers
 from planner.scenario import with_whole_nodes
@@ -12,10 +10,11 @@ from tasks.comparison import Comparison, compare_task, engines_of
 from tasks.home import open_catalog
 from tasks.inputs import load_inputs
 from tasks.opaque import opaque
+from tasks.recording import coral_flow
 from tasks.scenario_file import read_scenario
 
 
-@flow(name="compare", validate_parameters=False)
+@coral_flow("compare")
 def compare(
     scenario: Scenario = "core",
     home: Home = None,

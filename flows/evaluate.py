@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from prefect import flow
-
 from flows.parameters import Home, Scenario, Seed
 from tasks.evaluation import Evaluation, Replay, evaluate_task
 from tasks.home import open_catalog
 from tasks.inputs import load_inputs
 from tasks.opaque import opaque
+from tasks.recording import coral_flow
 from tasks.scenario_file import read_scenario
 
 
-@flow(name="evaluate", validate_parameters=False, timeout_seconds=12 * 3600)
+@coral_flow("evaluate", timeout_seconds=12 * 3600)
 def evaluate(
     scenario: Scenario = "core",
     home: Home = None,

@@ -5,20 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from prefect import flow
-
 from flows.parameters import Home, Scenario
 from tasks.alarms import raise_alarms_task
 from tasks.artifacts import publish_round_task
 from tasks.home import open_catalog
 from tasks.opaque import opaque
 from tasks.operating import Round, operate_task
+from tasks.recording import coral_flow
 from tasks.round_ends import close_task, look_task, remove_reports_task
 from tasks.round_log import log_round
 from tasks.scenario_file import read_scenario
 
 
-@flow(name="operate", validate_parameters=False, timeout_seconds=1800)
+@coral_flow("operate", timeout_seconds=1800)
 def operate(
     scenario: Scenario = "core",
     home: Home = None,

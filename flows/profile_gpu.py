@@ -8,8 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from prefect import flow
-
 from flows.parameters import Dask, Home
 from tasks.events import PROFILE_IMPORTED, tell
 from tasks.home import open_catalog
@@ -25,6 +23,7 @@ from tasks.profile_run import (
     safe,
 )
 from tasks.profile_tables import Profile, gpu_named, profile_of, write_profile_file
+from tasks.recording import coral_flow
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class ProfileResult:
     files: tuple[Path, ...]
 
 
-@flow(name="profile-gpu", validate_parameters=False)
+@coral_flow("profile-gpu")
 def profile_gpu(
     model: str,
     gpu: str | None = None,

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prefect import flow
-
 from flows.allocate import AllocationResult, allocate
 from flows.build_library import LibraryResult, build_library
 from flows.parameters import Dask, Home, Scenario, Workers
 from flows.simulate import simulate
 from tasks.compiling import compiling_aside
+from tasks.recording import coral_flow
 from tasks.simulation import Simulation
 
 SIMULATED_MINUTES = 3.0
@@ -25,7 +24,7 @@ class QuickstartResult:
     simulation: Simulation
 
 
-@flow(name="quickstart", validate_parameters=False)
+@coral_flow("quickstart")
 def quickstart(
     scenario: Scenario = "core",
     home: Home = None,

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from prefect import flow
-
 from flows.parameters import Home, Scenario
 from tasks.home import open_catalog
 from tasks.market.launches import remember_launches
 from tasks.market.refresh import Refreshed, publish_refresh_task, refresh_task
 from tasks.market.sources import with_sources
 from tasks.opaque import opaque
+from tasks.recording import coral_flow
 from tasks.scenario_file import read_scenario
 
 
-@flow(name="refresh-market", validate_parameters=False, timeout_seconds=600)
+@coral_flow("refresh-market", timeout_seconds=600)
 def refresh_market(
     scenario: Scenario = "core",
     home: Home = None,

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import uuid
 
-from prefect import flow
-
 from flows.parameters import Dask, Home, Scenario, Workers
 from planner.scenario import with_caps
 from tasks.home import open_catalog
 from tasks.inputs import load_inputs
 from tasks.library import build_phase_task, record_builds
 from tasks.opaque import opaque
+from tasks.recording import coral_flow
 from tasks.scenario_file import read_scenario
 from tasks.sensitivity import Sensitivity, measure_sensitivity_task
 from tasks.solving import Solvers
 
 
-@flow(name="library-sensitivity", validate_parameters=False)
+@coral_flow("library-sensitivity")
 def library_sensitivity(
     scenario: Scenario = "core",
     home: Home = None,

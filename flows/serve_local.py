@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prefect import flow
-
 from flows.build_library import build_library
 from flows.operate import operate
 from flows.parameters import Home, Scenario
@@ -15,6 +13,7 @@ from tasks.local_run import Served, measure_service_task, prepare_task
 from tasks.local_site import require_local
 from tasks.opaque import opaque
 from tasks.operating import Round
+from tasks.recording import coral_flow
 from tasks.scenario_file import read_scenario
 from tasks.serving import serving, wait_routed_task
 
@@ -30,7 +29,7 @@ class LocalRun:
     served: tuple[Served, ...]
 
 
-@flow(name="serve-local", validate_parameters=False)
+@coral_flow("serve-local")
 def serve_local(
     scenario: Scenario = "local",
     home: Home = None,

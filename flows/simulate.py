@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from prefect import flow
-
 from flows.parameters import Home, Scenario, Seed
 from tasks.home import open_catalog
 from tasks.inputs import load_inputs
 from tasks.opaque import opaque
+from tasks.recording import coral_flow
 from tasks.requests import Load
 from tasks.scenario_file import read_scenario
 from tasks.simulation import Simulation, simulate_task
 
 
-@flow(name="simulate", validate_parameters=False)
+@coral_flow("simulate")
 def simulate(
     scenario: Scenario = "core",
     home: Home = None,

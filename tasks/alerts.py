@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -17,6 +16,7 @@ from prefect.exceptions import PrefectHTTPStatusError
 
 from planner.errors import InputError
 from tasks.events import MARKET_STALE, SHORTFALL, SPEND_NEAR_CAP, labels
+from tasks.recording import server_url
 
 BLOCK = "coral-alerts"
 AGAIN = timedelta(hours=1)  # before the same thing is told of again
@@ -64,7 +64,7 @@ def set_alerts(notify_url: str | None) -> list[str]:
 
 def require_server() -> str:
     """The address of the Prefect server. Raises NoServerError."""
-    url = os.environ.get("PREFECT_API_URL")
+    url = server_url()
     if not url:
         raise NoServerError(
             "this needs a Prefect server and PREFECT_API_URL names none; start one with `prefect "

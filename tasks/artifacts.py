@@ -10,7 +10,7 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact, cr
 from catalog.store import Catalog
 from planner.allocation.plan import Plan
 from planner.replicas import Replica
-from tasks.coral_task import coral_task
+from tasks.coral_task import publishing_task
 from tasks.operating import Round
 from tasks.report import Decision
 
@@ -162,5 +162,5 @@ def _replica_lines(what: str, replicas: Sequence[Replica], result: Round) -> lis
     ]
 
 
-publish_decision_task = coral_task("publish-plan", publish_decision)
-publish_round_task = coral_task("publish-round", publish_round)
+publish_decision_task = publishing_task("publish-plan", publish_decision)
+publish_round_task = publishing_task("publish-round", publish_round)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 from prefect.events import emit_event
+
+from tasks.recording import server_url
 
 PROFILE_IMPORTED = "coral.profile.imported"
 FLEET_LOSS = "coral.fleet.loss"
@@ -15,7 +15,7 @@ MARKET_STALE = "coral.market.stale"
 
 def tell(event: str, kind: str, name: str, **payload: object) -> None:
     """Emit an event about a scenario or GPU type; without a Prefect server nobody is there."""
-    if os.environ.get("PREFECT_API_URL"):
+    if server_url() is not None:
         emit_event(event, {"prefect.resource.id": resource(kind, name)}, payload=dict(payload))
 
 

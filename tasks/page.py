@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 # Colour-blind safe (Okabe-Ito), readable on white and on near-black alike.
 PURE, MIXED, BASELINE = "#0072B2", "#D55E00", "#7f7f7f"
+WIDE_IN = 7.0  # of a plot over the page's width
 
 
 def write_page(path: Path, template: str, **values: object) -> None:
@@ -24,6 +25,15 @@ def write_page(path: Path, template: str, **values: object) -> None:
     draft = path.with_suffix(".draft")
     draft.write_text(text, encoding="utf-8")
     draft.replace(path)
+
+
+def margins(figure: Figure, left: float, bottom: float, top: float, right: float = 0.1) -> None:
+    """In inches; a layout that looks for them takes matplotlib longer than all the rest."""
+    width, height = figure.get_size_inches()
+    figure.subplots_adjust(
+        left=left / width, right=1.0 - right / width,
+        bottom=bottom / height, top=1.0 - top / height,
+    )  # fmt: skip
 
 
 def svg(figure: Figure) -> str:

@@ -14,7 +14,7 @@ from planner.allocation.plan import Plan
 from planner.caps import ANY
 from planner.types import Market, Phase, Template
 from tasks.inputs import Inputs
-from tasks.page import BASELINE, MIXED, PURE, svg, write_page
+from tasks.page import BASELINE, MIXED, PURE, WIDE_IN, margins, svg, write_page
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,9 @@ def _class_prices(inputs: Inputs) -> dict[str, float]:
 def _cost_figure(plan: Plan, homo: Plan) -> Figure:
     ours, theirs = cost_by_workload(plan), cost_by_workload(homo)
     names = list(ours)
-    figure = Figure(figsize=(7.0, 0.62 * len(names) + 0.9), layout="constrained")
+    figure = Figure(figsize=(WIDE_IN, 0.62 * len(names) + 0.9))
     axes = figure.subplots()
+    margins(figure, left=0.3 + 0.085 * max(map(len, names), default=0), bottom=0.55, top=0.3)
     rows = range(len(names))
     axes.barh([r - 0.2 for r in rows], [ours[n] for n in names], 0.38, color=PURE, label="Coral")
     axes.barh(
@@ -114,15 +115,17 @@ def _cost_figure(plan: Plan, homo: Plan) -> Figure:
     axes.invert_yaxis()
     axes.set_xlabel("USD per hour")
     axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside upper right", ncols=2, frameon=False)
+    figure.legend(loc="upper right", ncols=2, frameon=False)
     return figure
 
 
 def _template_figure(templates: Sequence[Template], prices: dict[str, float]) -> Figure:
     """Requests per dollar of every template, against the best of its workload and phase."""
     phases = [phase for phase in Phase if any(t.phase is phase for t in templates)]
-    figure = Figure(figsize=(7.0, 1.1 + 1.9 * len(phases)), layout="constrained")
+    figure = Figure(figsize=(WIDE_IN, 1.1 + 1.9 * len(phases)))
     grid = figure.subplots(len(phases), 1, sharex=True, squeeze=False)
+    margins(figure, left=0.75, bottom=0.5, top=0.55)
+    figure.subplots_adjust(hspace=0.25)
     for axes, phase in zip(grid[:, 0], phases, strict=True):
         mine = [t for t in templates if t.phase is phase and _usd(t, prices)]
         best: dict[str, float] = {}
@@ -147,7 +150,7 @@ def _template_figure(templates: Sequence[Template], prices: dict[str, float]) ->
     grid[-1, 0].set_xlabel("nodes per replica")
     figure.supylabel("requests per USD, best of workload = 1", fontsize=9)
     handles, labels = grid[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper right", ncols=2, frameon=False)
+    figure.legend(handles, labels, loc="upper right", ncols=2, frameon=False)
     return figure
 
 

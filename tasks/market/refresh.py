@@ -15,7 +15,7 @@ from catalog.seed import import_seed
 from catalog.store import Catalog
 from planner.errors import CoralError, InputError
 from planner.market import SNAPSHOT, MarketSpec
-from tasks.coral_task import coral_task
+from tasks.coral_task import coral_task, publishing_task
 from tasks.market.deadline import DeadlineError, run_all
 from tasks.market.sources import caller, feed_of, read_before
 from tasks.progress import report
@@ -107,4 +107,4 @@ def publish_refresh(found: Refreshed) -> None:
     create_table_artifact(rows, key="coral-market", description="Sources of the last refresh")
 
 
-publish_refresh_task = coral_task("publish-market", publish_refresh)
+publish_refresh_task = publishing_task("publish-market", publish_refresh)

@@ -5,15 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import re
-import signal
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,45 +20,11 @@ from tests.builders import template
 CORAL = str(Path(sys.executable).parent / "coral")
 
 
-SERVER: dict[str, str] = {}  # PREFECT_API_URL of this module's server
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One server for most commands: a temporary one costs each of them ten seconds."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    url = f"http://127.0.0.1:{port}/api"
-    prefect = str(Path(sys.executable).parent / "prefect")
-    home = tmp_path_factory.mktemp("prefect-server")
-    command = [prefect, "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PREFECT_HOME": str(home)},
-        start_new_session=True,
-    ) as server:
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=2):
-                SERVER["PREFECT_API_URL"] = url
-                break
-            time.sleep(0.5)
-        yield
-        SERVER.clear()
-        os.killpg(server.pid, signal.SIGTERM)
-
-
-def run(
-    *arguments: str, home: Path | None = None, alone: bool = False, **options
-) -> subprocess.CompletedProcess[str]:
-    """Run a command; `alone` without the Prefect server that the others share."""
+def run(*arguments: str, home: Path | None = None, **options) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process of its own."""
     extra = ["--home", str(home)] if home else []
-    env = {**os.environ, **({} if alone else SERVER)}
     return subprocess.run(
-        [CORAL, *arguments, *extra], capture_output=True, text=True, timeout=240, env=env, **options
+        [CORAL, *arguments, *extra], capture_output=True, text=True, timeout=240, **options
     )
 
 
@@ -91,7 +51,7 @@ def run_here(*arguments: str, home: Path | None = None) -> subprocess.CompletedP
 def tiny_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home in which the quickstart ran once, as a user runs it."""
     home = tmp_path_factory.mktemp("tiny-home")
-    done = run("quickstart", "--scenario", "tiny", home=home, alone=True)
+    done = run("quickstart", "--scenario", "tiny", home=home)
     assert done.returncode == 0, done.stderr
     (home / "output.txt").write_text(done.stdout)
     return home
