@@ -20,7 +20,7 @@ run: setup
 	$(BIN)/coral quickstart
 
 test: setup
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # vLLM for CPUs, in an environment of its own: it pins packages that Prefect needs otherwise.
 setup-vllm: $(VLLM_VENV)/.ready-nixl

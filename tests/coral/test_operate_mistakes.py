@@ -11,7 +11,6 @@ from typing import Any
 
 import boto3
 import pytest
-from prefect.testing.utilities import prefect_test_harness
 
 from catalog.store import Catalog
 from coral.cli import main
@@ -26,13 +25,6 @@ from tests.tasks.test_operate_aws import EAST, WEST, content
 
 Said = tuple[int, str, str]  # exit code, output, errors
 Coral = Callable[..., Said]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _server() -> Iterator[None]:
-    """One Prefect server for all."""
-    with prefect_test_harness(server_startup_timeout=120):
-        yield
 
 
 @pytest.fixture(scope="module")
