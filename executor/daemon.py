@@ -36,6 +36,7 @@ from executor.control.notices import SPOT
 from executor.deployment import Deployment, DeploymentError, ReplicaSpec, read_deployment
 from executor.files import stamp, write_whole
 from executor.home import HomeFiles
+from executor.nodes_file import read_nodes
 from executor.notices_file import NodeNotice, Notices, write_notices
 from executor.routes import Route, Routes, RoutesError, read_routes, write_routes
 from executor.stage_plan import ReplicaPlan
@@ -48,7 +49,7 @@ UNHEARD_S = 10.0  # more, at most, while a gateway that is there has not taken t
 HEALTH_TIMEOUT_S = 1.0
 HEALTH_THREADS = 16
 SLOW_S = 300.0  # a start that takes longer is said: an engine may hang, or its address be wrong
-COME_BACK_S = 15.0  # agents to a new controller: they try every five, and may be refused once
+COME_BACK_S = 30.0  # agents to a new controller: they try every five
 LEASE_S = 30.0
 
 log = logging.getLogger(__name__)
@@ -81,7 +82,9 @@ class Daemon:
         try:
             keys = self.files.controller_keys()
             self._secret = keys.secret
-            self.controller = _controller(keys, lease_s, address, self.files.address)
+            self.controller = _controller(
+                keys, lease_s, address, self.files.address, _keys_of_nodes(self.files)
+            )
             self.controller.admit_gateways(load_or_make(self.files.gateway_key).public)
             self.admission = Admission(self.files, self.controller, look, clock)
         except BaseException:
@@ -323,11 +326,27 @@ class Daemon:
         write_whole(self.files.controller, json.dumps(content))
 
 
-def _controller(keys: KeyPair, lease_s: float, address: str, remembered: Path) -> Controller:
+def _keys_of_nodes(files: HomeFiles) -> Mapping[str, str]:
+    """Public keys by lease, as the home's files have them; none where the deployment is broken."""
+    if stamp(files.deployment) is None:
+        return {}
+    try:
+        deployment = read_deployment(files.deployment)
+    except DeploymentError:
+        return {}  # the first step says so
+    nodes = read_nodes(files.nodes).nodes
+    own = {name: nodes[name].public_key for name in deployment.enrolling if name in nodes}
+    return {**deployment.lease_keys, **own}
+
+
+def _controller(
+    keys: KeyPair, lease_s: float, address: str, remembered: Path, leases: Mapping[str, str]
+) -> Controller:
     """At the address asked for; at the last one where any port will do, for agents know that."""
     if address == ADDRESS and remembered.exists():
         with contextlib.suppress(zmq.ZMQError):
-            return Controller(keys, lease_s, remembered.read_text().strip(), enrol=ADDRESS)
-    found = Controller(keys, lease_s, address)
+            known = remembered.read_text().strip()
+            return Controller(keys, lease_s, known, enrol=ADDRESS, leases=leases)
+    found = Controller(keys, lease_s, address, leases=leases)
     remembered.write_text(found.address)
     return found

@@ -103,6 +103,8 @@ class Controller:
         address: str = "tcp://127.0.0.1:*",
         clock: Callable[[], float] = time.monotonic,
         enrol: str | None = None,  # where nodes enrol; None: one port above the address
+        leases: Mapping[str, str]
+        | None = None,  # known before the first can come: refused ones wait
     ) -> None:
         self.clock, self.lease_s, self.public_key = clock, lease_s, keys.public
         self.known, self.nodes, self.replicas = Known(), dict[str, Node](), dict[str, Running]()
@@ -117,6 +119,7 @@ class Controller:
         self._socket, self._door = self._server(keys), self._server(keys)
         self._door.setsockopt_string(zmq.ZAP_DOMAIN, ENROL)
         self._door.setsockopt(zmq.MAXMSGSIZE, LARGEST_CLAIM_BYTES)
+        self.want_leases(leases or {})
         try:
             self._socket.bind(address)
             self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
