@@ -3,7 +3,8 @@
 It connects to the controller, whose public key it was given, with the keys of its lease; nobody
 else can command it, since it listens to nobody. While the controller renews the lease the agent
 goes on; past the lease's end it stops its processes and ends, so that a lost controller leaves
-nothing running. Source: DESIGN, Execution.
+nothing running. Time in which the agent itself stood still (a machine that is paused or has no core
+free) does not count: no renewal could be heard in it. Source: DESIGN, Execution.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from executor.control.supervisor import Supervisor
 REPORT_EVERY_S = 1.0
 SILENCE_S = 5.0  # of a controller that renews every two: ZeroMQ gives up once it was refused
 POLL_S = 0.2
+STOOD_S = 2.0  # a turn of the loop that takes so long: it stood still
 END_GRACE_S = 10.0  # of the processes, when the agent itself ends
 LOG_LINES = 200
 
@@ -61,11 +63,12 @@ class Agent:
         """Until told to leave or past the lease's end; returns why."""
         context = zmq.Context()
         socket = self._connect(context)
-        last_report, last_heard = self.clock(), self.clock()
+        last_report = last_heard = turned = self.clock()
         if self.notices is not None:
             self.notices.start()
         try:
-            while not self._ended():
+            while not self._ended(turned):
+                turned = self.clock()
                 if socket.poll(int(POLL_S * 1000)):
                     last_heard = self.clock()
                     self._receive(socket)
@@ -102,7 +105,12 @@ class Agent:
         self._send(socket, self._hello())
         return socket
 
-    def _ended(self) -> bool:
+    def _ended(self, turned: float) -> bool:
+        """Whether to; the loop turned last at that time."""
+        stood = self.clock() - turned
+        if stood >= STOOD_S:
+            log.warning("nothing could be done for %.0f s; the lease is as much longer", stood)
+            self.expires_at += stood
         if not self._leaving and self.clock() >= self.expires_at:
             self.stop("the lease ended and no controller renewed it")
         return self._leaving

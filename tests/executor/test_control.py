@@ -132,6 +132,33 @@ def test_without_a_controller_an_agent_ends_what_it_runs(tmp_path: Path) -> None
     assert not psutil.pid_exists(pid)
 
 
+def test_a_node_that_stood_still_past_its_lease_goes_on(
+    controller: Controller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, stands = new_keys(), threading.Event()
+    controller.want_leases({"a": keys.public})
+    agent = Here(controller, "a", keys, tmp_path)
+    watch = agent.agent.supervisor.watch
+
+    def stand() -> object:
+        if stands.is_set():
+            stands.clear()
+            time.sleep(7.0)  # the lease is 5
+        return watch()
+
+    monkeypatch.setattr(agent.agent.supervisor, "watch", stand)
+    try:
+        controller.want_replicas({"r": replica("r", process("a"))})
+        assert until(controller, lambda: controller.is_up("r"))
+        started = controller.nodes["a"].reports[0].pid
+        stands.set()
+        assert until(controller, lambda: not stands.is_set())
+        until(controller, lambda: False, 9.0)
+        assert controller.is_up("r") and controller.nodes["a"].reports[0].pid == started
+    finally:
+        agent.end()
+
+
 def test_a_command_that_is_not_there_is_a_failed_replica_with_a_log(
     controller: Controller, tmp_path: Path
 ) -> None:
