@@ -247,15 +247,20 @@ class Run:
         kept = self.measured.data.setdefault("serving", [])
         if self.options.no_serving or kept:
             return
-        points = SERVING_CUDA if self.device == "cuda" else SERVING
-        fit = [p for p in points if p[0] <= self.batch and p[1] <= self.context]
-        kept += measure_serving(engine, tp, fit, self.say)
+        points = serving_points(self.device, self.batch, self.context)
+        kept += measure_serving(engine, tp, points, self.say)
         self.measured.save()
 
     def _log(self) -> Any:
         path = self.options.out.with_suffix(".log")
         print(f"engines write to {path}", file=sys.stderr)
         return path.open("a")
+
+
+def serving_points(device: str, batch: int, context: int) -> list[tuple[int, int, int]]:
+    """Runs of the whole engine that a grid of such a batch and context can be compared with."""
+    points = SERVING_CUDA if device == "cuda" else SERVING
+    return [point for point in points if point[0] <= batch and point[1] <= context]
 
 
 def fitting(batch: int, context: int, tokens: float) -> tuple[int, int]:

@@ -15,7 +15,7 @@ import pytest
 from executor.profiler.engine_process import GUARD
 from executor.profiler.grid import Grid, Time, TooLargeError
 from executor.profiler.points import Measurements, OtherRunError
-from executor.profiler.run import fitting
+from executor.profiler.run import fitting, serving_points
 from executor.profiler.waiting import Clock
 
 FOREVER = lambda: True  # noqa: E731
@@ -90,6 +90,13 @@ def test_time_that_is_up_leaves_whole_rows_and_says_what_is_open() -> None:
     ).run()
     assert found.open_gaps > 0
     assert found.xs == [1, 4096]
+
+
+def test_runs_beyond_the_grid_are_left_out() -> None:
+    assert [point[0] for point in serving_points("cpu", 8, 512)] == [1, 4, 8]
+    assert [point[0] for point in serving_points("cpu", 4, 512)] == [1, 4]
+    assert [point[0] for point in serving_points("cuda", 256, 8192)] == [1, 16, 64]
+    assert serving_points("cuda", 256, 512) == []
 
 
 def test_kv_that_does_not_fit_halves_batch_then_context() -> None:
