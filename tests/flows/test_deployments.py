@@ -18,6 +18,7 @@ from uuid import uuid4
 
 import httpx
 import pytest
+from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from catalog.store import Catalog
 from tasks.events import FLEET_LOSS
@@ -28,6 +29,11 @@ pytestmark = pytest.mark.timeout(400)
 PREFECT = Path(sys.executable).with_name("prefect")
 CORAL = Path(sys.executable).with_name("coral")
 RUNS_EVERYWHERE = {"operate", "refresh-market", "evaluate"}
+AGAIN = Retrying(
+    stop=stop_after_delay(60),
+    wait=wait_fixed(1),
+    retry=retry_if_result(lambda answer: answer.status_code == 503),
+)
 
 
 @contextmanager
@@ -114,7 +120,8 @@ def test_deployments_run(tmp_path: Path, repository: Path, monkeypatch: pytest.M
     api = httpx.Client(base_url=f"http://127.0.0.1:{port}/api", timeout=30)
 
     def ask(path: str, **body: object) -> Any:
-        return api.post(path, json=body).raise_for_status().json()
+        # A server on a busy machine says 503 of its SQLite; Prefect's own client asks again.
+        return AGAIN(api.post, path, json=body).raise_for_status().json()
 
     with running(server, environment, log), webhook() as (url, told):
         wait_for(lambda: api.get("/health").is_success or None, 120, log)
