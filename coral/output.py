@@ -23,7 +23,6 @@ def flow_run() -> Iterator[None]:
     # Prefect and Dask log every start and stop; errors reach the user as one sentence instead.
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_LOGGING_ROOT_LEVEL", "CRITICAL")
-    os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("DO_NOT_TRACK", "1")
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     if os.environ.get(FORMAT) == "json":

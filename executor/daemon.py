@@ -144,13 +144,7 @@ class Daemon:
             if now >= until or not (draining or self._going):
                 del self._leaving[lease_id]
         leaving = {lease_id: key for lease_id, (key, _) in self._leaving.items()}
-        return {**leaving, **self._keys(self._deployment)}
-
-    def _keys(self, deployment: Deployment) -> dict[str, str]:
-        """Of all its nodes that have some."""
-        enrolled = self.admission.keys
-        own = {name: enrolled[name] for name in deployment.enrolling if name in enrolled}
-        return {**deployment.lease_keys, **own}
+        return {**leaving, **self._deployment.keys(self.admission.keys)}
 
     def is_ready(self, replica_id: str) -> bool:
         """Whether a replica is up and its engines have answered since its last start."""
@@ -174,7 +168,7 @@ class Daemon:
             return
         self._known = True
         leaves = self.clock() + UNROUTED_S + DRAIN_S
-        keys = self._keys(self._deployment)
+        keys = self._deployment.keys(self.admission.keys)
         for lease_id in keys.keys() - deployment.lease_ids:
             self._leaving[lease_id] = (keys[lease_id], leaves)
         self._take(deployment, addresses)
@@ -328,15 +322,12 @@ class Daemon:
 
 def _keys_of_nodes(files: HomeFiles) -> Mapping[str, str]:
     """Public keys by lease, as the home's files have them; none where the deployment is broken."""
-    if stamp(files.deployment) is None:
-        return {}
     try:
         deployment = read_deployment(files.deployment)
     except DeploymentError:
         return {}  # the first step says so
     nodes = read_nodes(files.nodes).nodes
-    own = {name: nodes[name].public_key for name in deployment.enrolling if name in nodes}
-    return {**deployment.lease_keys, **own}
+    return deployment.keys({name: node.public_key for name, node in nodes.items()})
 
 
 def _controller(

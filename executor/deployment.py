@@ -185,6 +185,11 @@ class Deployment(_Model):
     def lease_ids(self) -> frozenset[str]:
         return frozenset((*self.lease_keys, *self.enrolling))
 
+    def keys(self, enrolled: Mapping[str, str]) -> dict[str, str]:
+        """Public keys by lease; `enrolled` has those of nodes that made theirs themselves."""
+        own = {name: enrolled[name] for name in self.enrolling if name in enrolled}
+        return {**self.lease_keys, **own}
+
     def without(self, lease_id: str) -> Deployment:
         """The same without a lease and the replicas on it."""
         return self.model_copy(

@@ -65,7 +65,7 @@ def set_alerts(notify_url: str | None) -> list[str]:
 def require_server() -> str:
     """The address of the Prefect server. Raises NoServerError."""
     url = server_url()
-    if not url:
+    if url is None:
         raise NoServerError(
             "this needs a Prefect server and PREFECT_API_URL names none; start one with `prefect "
             "server start` and set PREFECT_API_URL=http://127.0.0.1:4200/api"

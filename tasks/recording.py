@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 def server_url() -> str | None:
     """Of the server that keeps runs: PREFECT_API_URL, or as the user's Prefect profile says."""
-    return get_current_settings().api.url
+    return get_current_settings().api.url or None
 
 
 class _CoralFlow(Flow[P, R]):

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from planner.perf.grids import Floats
 from simulator.measures import tpot_ms, ttft_ms
 from simulator.run import Status
-from tasks.page import BASELINE, MIXED, PURE, svg, write_page
+from tasks.page import BASELINE, MIXED, PURE, WIDE_IN, svg, write_page
 
 if TYPE_CHECKING:
     from tasks.simulation import Simulation
@@ -39,7 +39,7 @@ def write_simulation_page(path: Path, found: Simulation, made_at: datetime) -> N
 def _latency_figure(found: Simulation) -> Figure:
     """Share of requests within a latency, over the objective: one is met left of 1."""
     result, names = found.result, found.result.trace.workloads
-    figure = Figure(figsize=(7.0, 3.4), layout="constrained")
+    figure = Figure(figsize=(WIDE_IN, 3.4), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     done = result.status == Status.DONE
     for axes, title, values in (
@@ -80,7 +80,7 @@ def _curve(axes: Any, values: Floats, colour: str, name: str) -> None:
 def _time_figure(found: Simulation) -> Figure:
     """Attainment of what came in each part of the trace's time."""
     result, trace = found.result, found.result.trace
-    figure = Figure(figsize=(7.0, 2.6), layout="constrained")
+    figure = Figure(figsize=(WIDE_IN, 2.6), layout="constrained")
     axes = figure.subplots()
     edges = np.linspace(0.0, max(trace.duration_s, 1e-9), BINS + 1)
     middle = (edges[1:] + edges[:-1]) / 120.0
@@ -108,7 +108,7 @@ def _lane_figure(found: Simulation) -> Figure:
     for lane in found.lanes:
         shares[lane.node_class].append(100.0 * lane.utilization)
     names = sorted(shares)
-    figure = Figure(figsize=(7.0, 0.3 * len(names) + 0.9), layout="constrained")
+    figure = Figure(figsize=(WIDE_IN, 0.3 * len(names) + 0.9), layout="constrained")
     axes = figure.subplots()
     for row, name in enumerate(names):
         axes.plot(shares[name], [row] * len(shares[name]), "|", color=PURE, ms=9, alpha=0.5)

@@ -168,25 +168,28 @@ class Queries:
 
     def served(self, scenario: str) -> pl.DataFrame:
         """What replicas of the scenario's models did in the last days, by model and ten minutes."""
-        return self._catalog.frame(
-            "SELECT time_bucket(INTERVAL 10 MINUTE, minute) AT TIME ZONE 'UTC' AS at, model, "
+        return self._by_ten_minutes(
+            "replica_by_minute",
             "sum(tpot_ms * timed_tokens) / nullif(sum(timed_tokens), 0) AS tpot_ms, "
-            "sum(measured) / 600.0 AS requests_per_s "
-            "FROM replica_by_minute WHERE model IN (SELECT model FROM workload WHERE scenario = ?) "
-            "AND minute > (SELECT max(minute) FROM replica_by_minute) "
-            f"- INTERVAL {DAYS_SHOWN} DAY GROUP BY ALL ORDER BY ALL",
-            [scenario],
+            "sum(measured) / 600.0 AS requests_per_s",
+            scenario,
         )
 
     def met(self, scenario: str) -> pl.DataFrame:
         """Streams within both objectives in the last days, in percent, by model and ten minutes."""
+        return self._by_ten_minutes(
+            "attainment_by_minute",
+            "100 * sum(attainment * judged) / sum(judged) AS percent, sum(judged) AS judged",
+            scenario,
+        )
+
+    def _by_ten_minutes(self, view: str, figures: str, scenario: str) -> pl.DataFrame:
+        """Figures of a view by minute and model, for the scenario's models and the last days."""
         return self._catalog.frame(
             "SELECT time_bucket(INTERVAL 10 MINUTE, minute) AT TIME ZONE 'UTC' AS at, model, "
-            "100 * sum(attainment * judged) / sum(judged) AS percent, sum(judged) AS judged "
-            "FROM attainment_by_minute "
-            "WHERE model IN (SELECT model FROM workload WHERE scenario = ?) "
-            "AND minute > (SELECT max(minute) FROM attainment_by_minute) "
-            f"- INTERVAL {DAYS_SHOWN} DAY GROUP BY ALL ORDER BY ALL",
+            f"{figures} FROM {view} WHERE model IN (SELECT model FROM workload WHERE scenario = ?) "
+            f"AND minute > (SELECT max(minute) FROM {view}) - INTERVAL {DAYS_SHOWN} DAY "
+            "GROUP BY ALL ORDER BY ALL",
             [scenario],
         )
 

@@ -30,7 +30,7 @@ def samples(text: str) -> dict[tuple[str, ...], float]:
 
 def demand_of(home: Path) -> pl.DataFrame:
     """All that its gateways left in the inbox."""
-    return pl.concat([pl.read_parquet(file) for file in (home / "inbox").glob("demand-*.parquet")])
+    return pl.read_parquet(home / "inbox" / "demand-*.parquet")
 
 
 def test_metrics_of_answers_streams_and_failures(tmp_path: Path) -> None:

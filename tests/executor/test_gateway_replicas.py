@@ -22,9 +22,7 @@ def route(template: str = "t", phase: Phase = Phase.AGGREGATED) -> Route:
 
 
 def rows(inbox: Path) -> pl.DataFrame:
-    return pl.concat([pl.read_parquet(file) for file in inbox.glob("replicas-*.parquet")]).sort(
-        "minute"
-    )
+    return pl.read_parquet(inbox / "replicas-*.parquet").sort("minute")
 
 
 def test_integrals_are_split_at_minutes(tmp_path: Path) -> None:
